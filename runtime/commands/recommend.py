@@ -1,0 +1,49 @@
+"""finetune recommend [--steps N] [--force | --keep]"""
+
+import click
+
+from runtime import files
+from runtime.commands import common
+from runtime.config.load import load_config
+from runtime.config.recommend import recommend
+from runtime.data import manifest
+from runtime.errors import UserError
+from runtime.memory import architecture, plan
+from runtime.workspace import Workspace
+
+
+@click.command(cls=common.Command)
+@click.option(
+    "--steps", type=click.IntRange(min=1), metavar="N", help="Length of the run, instead of the rule's."
+)
+@click.option("--force", is_flag=True, help="Overwrite an existing config.yaml.")
+@click.option("--keep", is_flag=True, help="Leave an existing config.yaml alone and say so.")
+@common.workspace_option
+@common.json_option
+def command(steps: int | None, force: bool, keep: bool, workspace: Workspace, as_json: bool) -> None:
+    """Write config.yaml from target, dataset and base, each value with its reason."""
+    kept = keep and not force and workspace.config_path.exists()
+    if kept:
+        click.echo(f"{workspace.config_path} is kept as it is", err=True)
+    else:
+        write_config(workspace, steps=steps, force=force)
+    if as_json:
+        loaded = load_config(workspace.config_path)
+        common.print_json({"path": "config.yaml", "config_digest": loaded.digest, "config": loaded.raw})
+    elif not kept:
+        click.echo(workspace.config_path.read_text(encoding="utf-8"), nl=False)
+        click.echo(f"wrote {workspace.config_path}\nnext: finetune plan", err=True)
+
+
+def write_config(workspace: Workspace, *, steps: int | None = None, force: bool = False) -> None:
+    """Raises UserError where a config.yaml exists and `force` is not given."""
+    target = workspace.target()
+    if workspace.config_path.exists() and not force:
+        raise UserError(
+            f"{workspace.config_path} exists and is left as it is",
+            remedy="finetune plan, or finetune recommend --force to overwrite it",
+        )
+    listed, _ = manifest.load(workspace)
+    base = architecture.read(plan.locate_model(workspace, target["model"]))
+    text = recommend(listed.samples, base, model=target["model"], device=target["device"], steps=steps)
+    files.write_text(workspace.config_path, text)

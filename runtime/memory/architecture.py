@@ -1,0 +1,262 @@
+"""The sizes of a base, read from its config.json files and safetensors headers. No weights, no torch.
+
+The folder is one in the diffusers layout: model_index.json, transformer/, vae/, text_encoder/.
+"""
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from runtime import files
+from runtime.errors import UserError
+
+Linear = tuple[int, int]
+"""Inputs, outputs."""
+
+NF4_BLOCK = 64  # a linear whose rows are no whole blocks stays as it is; see runtime.memory.nf4
+TIMESTEP_CHANNELS = 256  # fixed in diffusers' QwenTimestepProjEmbeddings
+PUBLISHED_VAE = (96, 126.9e6)  # base_dim and parameters of Qwen-Image's VAE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyFacts:
+    """What a plan must know of a family without loading it; a test holds it equal to `runtime.families`."""
+
+    name: str
+    vl_pixels: int
+    max_controls: int
+
+
+FAMILIES = {
+    "QwenImageEditPipeline": FamilyFacts(name="qwen-image-edit", vl_pixels=1024 * 1024, max_controls=1),
+    "QwenImageEditPlusPipeline": FamilyFacts(
+        name="qwen-image-edit-plus", vl_pixels=384 * 384, max_controls=8
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Denoiser:
+    layers: int
+    dim: int
+    patch: int
+    parameters: int
+    block_linears: dict[str, Linear]
+    """The linears of one block; these are what NF4 quantizes."""
+    outer_linears: dict[str, Linear]
+
+    @property
+    def quantizable(self) -> int:
+        """Weights, biases left out, of all linears in blocks."""
+        return self.layers * sum(a * b for a, b in self.block_linears.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vae:
+    parameters: int
+    base_dim: int
+    scale: int
+    """Pixels per latent, each side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextEncoder:
+    parameters: int
+    hidden: int
+    layers: int
+    vocabulary: int
+    token_side: int
+    """Pixels per image token, each side."""
+    quantizable: int
+    """Weights, biases left out, of all linears that NF4 takes: those whose rows are whole blocks of 64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    family: FamilyFacts
+    denoiser: Denoiser
+    vae: Vae
+    text_encoder: TextEncoder
+
+    @property
+    def size_multiple(self) -> int:
+        return self.vae.scale * self.denoiser.patch
+
+
+def read(model: Path) -> Architecture:
+    """Raises UserError for a folder that is no Qwen-Image-Edit base."""
+    pipeline = _config(model, "model_index.json").get("_class_name")
+    if pipeline not in FAMILIES:
+        raise UserError(
+            f"{model / 'model_index.json'} names {pipeline}, expected one of {', '.join(FAMILIES)}",
+            remedy="choose a Qwen-Image-Edit base: finetune init --model FOLDER",
+        )
+    try:
+        return Architecture(
+            family=FAMILIES[pipeline],
+            denoiser=_denoiser(model / "transformer"),
+            vae=_vae(model / "vae"),
+            text_encoder=_text_encoder(model / "text_encoder"),
+        )
+    except KeyError as error:
+        raise UserError(
+            f"a config.json under {model} lacks {error}", remedy="fetch the model again"
+        ) from error
+
+
+def _config(folder: Path, name: str = "config.json") -> dict[str, Any]:
+    path = folder / name
+    try:
+        document = files.read_json(path)
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} is missing", remedy="finetune init --model FOLDER, or fetch the model again"
+        ) from None
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}", remedy="fetch the model again") from error
+    if not isinstance(document, dict):
+        raise UserError(f"{path} holds no object", remedy="fetch the model again")
+    return document
+
+
+def count_parameters(folder: Path) -> int | None:
+    """Elements over the headers of all safetensors files; None where files are absent or incomplete."""
+    shards = _shards(folder)
+    if not shards or not all(shard.is_file() for shard in shards):
+        return None
+    return sum(int(prod(tensor["shape"])) for shard in shards for tensor in _header(shard).values())
+
+
+def _shards(folder: Path) -> list[Path]:
+    index = next(iter(sorted(folder.glob("*.safetensors.index.json"))), None)
+    if index is None:
+        return sorted(folder.glob("*.safetensors"))
+    return [folder / name for name in sorted(set(files.read_json(index)["weight_map"].values()))]
+
+
+def _header(shard: Path) -> dict[str, Any]:
+    with shard.open("rb") as handle:
+        first = handle.read(8)
+        length = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
+        if not 2 <= length <= shard.stat().st_size - 8:
+            raise UserError(f"{shard} is no safetensors file, or is cut off", remedy="fetch the model again")
+        header: dict[str, Any] = json.loads(handle.read(length))
+    header.pop("__metadata__", None)
+    return header
+
+
+def _denoiser(folder: Path) -> Denoiser:
+    config = _config(folder)
+    dim = config["num_attention_heads"] * config["attention_head_dim"]
+    layers, head = config["num_layers"], config["attention_head_dim"]
+    joint, channels, patch = config["joint_attention_dim"], config["in_channels"], config["patch_size"]
+    block = _block_linears(dim)
+    outer = {
+        "img_in": (channels, dim),
+        "txt_in": (joint, dim),
+        "time_text_embed.timestep_embedder.linear_1": (TIMESTEP_CHANNELS, dim),
+        "time_text_embed.timestep_embedder.linear_2": (dim, dim),
+        "norm_out.linear": (dim, 2 * dim),
+        "proj_out": (dim, patch * patch * config["out_channels"]),
+    }
+    per_block = sum(a * b + b for a, b in block.values()) + 4 * head  # norms of q, k of both streams
+    counted = layers * per_block + sum(a * b + b for a, b in outer.values()) + joint
+    return Denoiser(
+        layers=layers,
+        dim=dim,
+        patch=patch,
+        parameters=count_parameters(folder) or counted,
+        block_linears=block,
+        outer_linears=outer,
+    )
+
+
+def _block_linears(dim: int) -> dict[str, Linear]:
+    """QwenImageTransformerBlock: a double stream of image and text."""
+    attention = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+    linears: dict[str, Linear] = {f"attn.{name}": (dim, dim) for name in attention}
+    for stream in ("img", "txt"):
+        linears[f"{stream}_mod.1"] = (dim, 6 * dim)
+        linears[f"{stream}_mlp.net.0.proj"] = (dim, 4 * dim)
+        linears[f"{stream}_mlp.net.2"] = (4 * dim, dim)
+    return linears
+
+
+def _vae(folder: Path) -> Vae:
+    config = _config(folder)
+    base_dim = config["base_dim"]
+    guess = round(PUBLISHED_VAE[1] * (base_dim / PUBLISHED_VAE[0]) ** 2)  # almost all of it is convolutions
+    return Vae(
+        parameters=count_parameters(folder) or guess,
+        base_dim=base_dim,
+        scale=2 ** len(config["temperal_downsample"]),
+    )
+
+
+def _text_encoder(folder: Path) -> TextEncoder:
+    config = _config(folder)
+    text, vision = config.get("text_config", config), config["vision_config"]
+    return TextEncoder(
+        parameters=count_parameters(folder) or _count_text_encoder(text, vision),
+        hidden=text["hidden_size"],
+        layers=text["num_hidden_layers"],
+        vocabulary=text["vocab_size"],
+        token_side=vision.get("patch_size", 14) * vision.get("spatial_merge_size", 2),
+        quantizable=sum(a * b * n for (a, b), n in _text_encoder_linears(text, vision) if a % NF4_BLOCK == 0),
+    )
+
+
+def _text_encoder_linears(text: dict[str, Any], vision: dict[str, Any]) -> list[tuple[Linear, int]]:
+    """Qwen2.5-VL's linears without its output head, and how often each is there."""
+    hidden, inner = text["hidden_size"], text["intermediate_size"]
+    key_value = hidden // text["num_attention_heads"] * text["num_key_value_heads"]
+    width, wide = vision["hidden_size"], vision["intermediate_size"]
+    merged = width * vision.get("spatial_merge_size", 2) ** 2
+    language = [(hidden, hidden)] * 2 + [(hidden, key_value)] * 2 + [(hidden, inner)] * 2 + [(inner, hidden)]
+    block = [(width, 3 * width), (width, width), (width, wide), (width, wide), (wide, width)]
+    return [
+        *((linear, text["num_hidden_layers"]) for linear in language),
+        *((linear, vision["depth"]) for linear in block),
+        ((merged, merged), 1),
+        ((merged, hidden), 1),
+    ]
+
+
+def _count_text_encoder(text: dict[str, Any], vision: dict[str, Any]) -> int:
+    """Qwen2.5-VL: language model, its untied head, vision tower with merger."""
+    hidden, inner = text["hidden_size"], text["intermediate_size"]
+    key_value = hidden // text["num_attention_heads"] * text["num_key_value_heads"]
+    attention = 2 * hidden * hidden + 2 * hidden * key_value + hidden + 2 * key_value
+    layer = attention + 3 * hidden * inner + 2 * hidden
+    language = text["num_hidden_layers"] * layer + 2 * text["vocab_size"] * hidden + hidden
+    width, wide = vision["hidden_size"], vision["intermediate_size"]
+    block = 4 * width * width + 4 * width + 3 * width * wide + 2 * wide + 3 * width
+    merged = width * vision.get("spatial_merge_size", 2) ** 2
+    merger = merged * merged + merged + merged * hidden + hidden + width
+    patches = 3 * vision.get("temporal_patch_size", 2) * vision.get("patch_size", 14) ** 2 * width
+    return int(language + vision["depth"] * block + merger + patches)
+
+
+def adapter_parameters(denoiser: Denoiser, rank: int, targets: Sequence[str]) -> int:
+    """Weights of a LoRA of `rank` on every linear whose name is, or ends in, one of `targets`.
+
+    Raises UserError for a target that names no linear.
+    """
+    for target in targets:
+        if not any(_matches(name, [target]) for name in (*denoiser.block_linears, *denoiser.outer_linears)):
+            raise UserError(
+                f"model.lora.target_modules: {target} names no linear of the denoiser; "
+                f"known: {', '.join(sorted(denoiser.block_linears))}",
+                remedy="correct model.lora.target_modules in config.yaml",
+            )
+    inside = sum(a + b for name, (a, b) in denoiser.block_linears.items() if _matches(name, targets))
+    outside = sum(a + b for name, (a, b) in denoiser.outer_linears.items() if _matches(name, targets))
+    return rank * (denoiser.layers * inside + outside)
+
+
+def _matches(name: str, targets: Sequence[str]) -> bool:
+    return any(name == target or name.endswith("." + target) for target in targets)
