@@ -1,0 +1,161 @@
+"""The cache on disk: one folder per sample, a manifest over all.
+
+    <cache_dir>/manifest.json
+    <cache_dir>/<16 hex of the key>/tensors.safetensors  entry.json
+
+An entry knows what it was made of; whose it is stands in the manifest alone, so that a renamed
+pair or another holdout needs no encoding.
+
+`entry.json` is written last and carries the digest of the tensors, so an entry is whole or
+it is not one. Files that are not named here are never touched.
+"""
+
+import contextlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runtime import files
+from runtime.cache.key import Wanted
+from runtime.errors import CacheError
+from runtime.workspace import tool
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TENSORS = "tensors.safetensors"
+ENTRY = "entry.json"
+FOLDER = re.compile("[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    root: Path
+
+    @property
+    def manifest_path(self) -> Path:
+        return self.root / "manifest.json"
+
+    def manifest(self) -> dict[str, Any]:
+        """The manifest of a finished cache phase. Raises CacheError where there is none."""
+        remedy = "finetune cache"
+        if not self.manifest_path.is_file():
+            raise CacheError(f"no cache in {self.root}: manifest.json is missing", remedy=remedy)
+        try:
+            document: dict[str, Any] = files.read_json(self.manifest_path)
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise CacheError(f"{self.manifest_path} can't be read: {error}", remedy=remedy) from error
+        if not document.get("complete"):
+            raise CacheError(f"the cache in {self.root} is not finished", remedy=remedy)
+        return document
+
+    def fault(self, want: Wanted) -> str:
+        """Why the entry of `want` can't be used; empty where it is whole."""
+        folder = self.root / want.folder
+        if not (folder / ENTRY).is_file():
+            return "not there"
+        try:
+            entry = files.read_json(folder / ENTRY)
+            recorded = entry["files"][TENSORS]
+            if entry["key"] != want.key or files.document_digest(entry["document"]) != want.key:
+                return "made for something else"
+        except (ValueError, KeyError, TypeError):
+            return f"{ENTRY} is damaged"
+        tensors = folder / TENSORS
+        if not tensors.is_file():
+            return f"{TENSORS} is missing"
+        if tensors.stat().st_size != recorded["size"]:
+            return f"{TENSORS} has {tensors.stat().st_size} bytes, {recorded['size']} were written"
+        if files.file_digest(tensors) != recorded["sha256"]:
+            return f"{TENSORS} has changed since it was written"
+        return ""
+
+    def write(self, want: Wanted, tensors: "dict[str, Tensor]") -> None:
+        from safetensors.torch import save_file
+
+        folder = self.root / want.folder
+        # A view would be saved with the whole storage behind it.
+        own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        files.write_with(folder / TENSORS, lambda path: save_file(own, path))
+        shapes = {
+            name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
+            for name, tensor in own.items()
+        }
+        written = {"size": (folder / TENSORS).stat().st_size, "sha256": files.file_digest(folder / TENSORS)}
+        entry = {
+            "schema": "cache-entry/1",
+            "key": want.key,
+            "document": want.document,
+            "files": {TENSORS: written},
+            "tensors": shapes,
+        }
+        files.write_json(folder / ENTRY, entry)
+
+    def read(self, folder: str) -> "dict[str, Tensor]":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            tensors: dict[str, Tensor] = load_file(self.root / folder / TENSORS)
+            return tensors
+        except (OSError, SafetensorError) as error:
+            raise CacheError(
+                f"{self.root / folder / TENSORS} can't be read: {error}", remedy="finetune cache"
+            ) from error
+
+    def entry(self, folder: str) -> dict[str, Any]:
+        path = self.root / folder / ENTRY
+        try:
+            document: dict[str, Any] = files.read_json(path)
+        except (OSError, ValueError) as error:
+            raise CacheError(f"{path} can't be read: {error}", remedy="finetune cache") from error
+        return document
+
+    def write_manifest(
+        self, wants: list[Wanted], common: dict[str, Any], dataset_digest: str, *, complete: bool
+    ) -> dict[str, Any]:
+        """The manifest as it stands now; left alone where it says so already, for evidence names its digest."""
+        document: dict[str, Any] = {
+            "schema": "cache-manifest/1",
+            "complete": complete,
+            "tool": tool(),
+            "updated_at": files.utc_now(),
+            "dataset_digest": dataset_digest,
+            "settings": common,
+            "counts": {s: sum(w.split == s for w in wants) for s in ("train", "holdout", "prompt")},
+            "entries": [self._listed(want) for want in wants] if complete else [],
+        }
+        if (standing := self._standing()) and {**standing, "updated_at": document["updated_at"]} == document:
+            return standing
+        files.write_json(self.manifest_path, document)
+        return document
+
+    def _standing(self) -> dict[str, Any] | None:
+        try:
+            return self.manifest()
+        except CacheError:
+            return None
+
+    def _listed(self, want: Wanted) -> dict[str, Any]:
+        recorded = self.entry(want.folder)["files"]
+        listed = {"folder": want.folder, "key": want.key, "id": want.id, "split": want.split}
+        return {**listed, "files": recorded}
+
+    def documents(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """Key documents by split and id, as the last finished cache phase listed them."""
+        standing = self._standing()
+        found = {}
+        for listed in standing["entries"] if standing else ():
+            with contextlib.suppress(
+                CacheError, KeyError, TypeError
+            ):  # a damaged entry is told as such elsewhere
+                found[listed["split"], listed["id"]] = self.entry(listed["folder"])["document"]
+        return found
+
+    def unlisted(self) -> list[Path]:
+        """Folders that earlier settings or samples left; whole entries of ours, by their name and entry.json."""
+        listed = {entry["folder"] for entry in self.manifest()["entries"]}
+        ours = (path.parent for path in self.root.glob(f"*/{ENTRY}") if FOLDER.fullmatch(path.parent.name))
+        return sorted(folder for folder in ours if folder.name not in listed)

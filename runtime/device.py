@@ -1,0 +1,186 @@
+"""The only place that tells xpu from cuda from cpu.
+
+Everything goes through `torch.accelerator` (torch >= 2.9), which has one interface for
+every backend, so what runs on CUDA runs on XPU. On a machine without accelerator each
+of its calls but `is_available` raises, which is why they are wrapped here.
+"""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from runtime.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+# On AVX512-BF16 processors bitsandbytes warns about an optional kernel package at import,
+# which peft and transformers trigger; nothing is wrong.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+
+GIB = 2**30
+RAM_SHARE = 0.8  # of the RAM; the system and the user's browser live in the rest
+ACCELERATOR_SHARE = 0.9  # Lunar Lake refused 16.00 of 16.48 GiB with 16.07 free (torch-xpu-ops #5046)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """Where the tensors live: `type` is cpu, xpu or cuda."""
+
+    type: str
+    name: str
+    total_gib: float
+    reason: str
+
+    @property
+    def is_accelerator(self) -> bool:
+        return self.type != "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """GiB; the first three are the allocator's, read in this process, 0 on the CPU."""
+
+    alloc_gib: float
+    reserved_gib: float
+    peak_gib: float
+    rss_gib: float
+
+
+def pick(requested: str = "auto") -> Device:
+    """The device for `auto`, `cpu`, `xpu` or `cuda`. Raises UserError where it is absent."""
+    found = accelerator_type()
+    if requested == "auto":
+        requested = found or "cpu"
+        reason = f"auto: torch sees {found}" if found else "auto: torch sees no accelerator"
+    else:
+        reason = "as configured"
+    if requested == "cpu":
+        return Device(type="cpu", name=_processor(), total_gib=ram_gib(), reason=reason)
+    if requested != found:
+        import torch
+
+        raise UserError(
+            f"device {requested} is not there: torch {torch.__version__} sees {found or 'no accelerator'}",
+            remedy="install the torch build for this device (README, On a real AI PC), "
+            "or set hardware.device: auto",
+        )
+    name, total = _properties()
+    return Device(type=requested, name=name, total_gib=total, reason=reason)
+
+
+def accelerator_type() -> str | None:
+    import torch
+
+    if not torch.accelerator.is_available():
+        return None
+    current = torch.accelerator.current_accelerator()
+    return current.type if current is not None else None
+
+
+def memory(device: Device) -> Memory:
+    import torch
+
+    if not device.is_accelerator:
+        return Memory(alloc_gib=0.0, reserved_gib=0.0, peak_gib=0.0, rss_gib=rss_gib())
+    return Memory(
+        alloc_gib=torch.accelerator.memory_allocated() / GIB,
+        reserved_gib=torch.accelerator.memory_reserved() / GIB,
+        peak_gib=torch.accelerator.max_memory_allocated() / GIB,
+        rss_gib=rss_gib(),
+    )
+
+
+def memory_budget_gib(device: str) -> tuple[float, str]:
+    """What a plan may fill on `device` (auto, cpu, xpu, cuda), and why."""
+    chosen = pick(device)
+    if chosen.is_accelerator:
+        share, what = ACCELERATOR_SHARE, f"what {chosen.name} offers ({chosen.total_gib:.1f} GiB)"
+    else:
+        share, what = RAM_SHARE, f"this machine's RAM ({chosen.total_gib:.1f} GiB)"
+    return chosen.total_gib * share, f"{share:.0%} of {what}"
+
+
+def reset_peak(device: Device) -> None:
+    if device.is_accelerator:
+        import torch
+
+        torch.accelerator.reset_peak_memory_stats()
+
+
+def synchronize(device: Device) -> None:
+    if device.is_accelerator:
+        import torch
+
+        torch.accelerator.synchronize()
+
+
+def free_cached(device: Device) -> None:
+    """Give memory that nothing uses back to the system, after a phase's models are gone."""
+    import gc
+
+    gc.collect()
+    if device.is_accelerator:
+        import torch
+
+        torch.accelerator.empty_cache()
+
+
+def compute_dtype(device: Device, mixed_precision: str) -> "torch.dtype":
+    """bf16 on accelerators; fp32 on the CPU, where bf16 measured twice as slow at tiny size."""
+    import torch
+
+    if mixed_precision == "auto":
+        return torch.bfloat16 if device.is_accelerator else torch.float32
+    return {"no": torch.float32, "bf16": torch.bfloat16}[mixed_precision]
+
+
+def autocast(device: Device, dtype: "torch.dtype") -> contextlib.AbstractContextManager[object]:
+    """Reconciles the fp32 adapter with a bf16 base; nothing to do where both are fp32."""
+    import torch
+
+    if dtype == torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=dtype)
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Global generators (dropout, initialisation) set to `seed`, on every device.
+
+    What runs inside depends on `seed` alone, so nothing needs restoring on a resume.
+    """
+    import torch
+
+    torch.manual_seed(seed % 2**63)
+    yield
+
+
+def ram_gib() -> float:
+    import psutil
+
+    return float(psutil.virtual_memory().total) / GIB
+
+
+def rss_gib() -> float:
+    import psutil
+
+    return float(psutil.Process().memory_info().rss) / GIB
+
+
+def _processor() -> str:
+    import platform
+
+    return platform.processor() or platform.machine()
+
+
+def _properties() -> tuple[str, float]:
+    """Name and total GiB of the current accelerator."""
+    import torch
+
+    kind = accelerator_type()
+    backend = getattr(torch, str(kind))
+    properties = backend.get_device_properties(torch.accelerator.current_device_index())
+    return str(properties.name), float(properties.total_memory) / GIB

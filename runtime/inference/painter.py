@@ -1,0 +1,86 @@
+"""Denoiser, adapter and VAE on one device, painting from a cache entry's tensors."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from PIL import Image
+from torch import Tensor
+
+from runtime import device
+from runtime.config.model import Config
+from runtime.families import base
+from runtime.families.base import Conditioning, Family
+from runtime.inference import sampler
+from runtime.training import trainables
+from runtime.training.trainables import Adapter
+
+VARIANTS = ("base", "adapter", "zero")
+
+
+class Painter:
+    """Three ways to ask the same denoiser: without the adapter, with it, with it zeroed."""
+
+    def __init__(
+        self,
+        family: Family,
+        model: Path,
+        config: Config,
+        checkpoint: Path | None,
+        made: Mapping[str, Path] | None = None,
+    ) -> None:
+        self.family, self.model, self.config = family, model, config
+        self.device = device.pick(config.hardware.device)
+        self.dtype = device.compute_dtype(self.device, config.train.mixed_precision)
+        denoiser = family.load_denoiser(
+            model,
+            device=self.device.type,
+            dtype=self.dtype,
+            quantize=config.model.quantize,
+            made=(made or {}).get("transformer"),
+        )
+        self.adapter: Adapter | None = None
+        if checkpoint is not None:
+            self.adapter = trainables.load_adapter(denoiser, checkpoint)
+        self.denoiser = denoiser.eval()
+        self.vae = family.load_vae(model, device=self.device.type, dtype=self.dtype)
+
+    @contextlib.contextmanager
+    def variant(self, name: str) -> Iterator[None]:
+        """`base`, `adapter` or `zero` for as long as the block runs."""
+        if self.adapter is None or name == "adapter":
+            yield
+        elif name == "base":
+            with self.adapter.disabled():
+                yield
+        else:
+            with self.adapter.zeroed():
+                yield
+
+    def predict(self, noisy: Tensor, sigma: Tensor, told: Conditioning) -> Tensor:
+        kind = self.device.type
+        with device.autocast(self.device, self.dtype):
+            return self.family.predict(
+                self.denoiser, noisy.to(kind, self.dtype), sigma.to(kind), told.to(kind, self.dtype)
+            )
+
+    def sample(self, name: str, tensors: dict[str, Tensor], *, size: tuple[int, int], seed: int) -> Tensor:
+        """Latents [1, C, h, w] for the conditioning in `tensors`; `size` is height and width in pixels."""
+        validation = self.config.validation
+        negative = "negative_embeds" in tensors
+        return sampler.sample(
+            self.family,
+            self.predict,
+            self.model,
+            (self.family.latent_channels, size[0] // 8, size[1] // 8),
+            base.conditioning_of(tensors),
+            steps=validation.num_inference_steps,
+            seed=seed,
+            name=name,
+            negative=base.conditioning_of(tensors, "negative_embeds") if negative else None,
+            guidance=validation.guidance_scale,
+        )
+
+    def picture(self, latents: Tensor) -> Image.Image:
+        """Normalised latents [1, C, h, w] decoded."""
+        return sampler.to_image(self.family.decode(self.vae, latents.to(self.device.type))[0])

@@ -1,0 +1,64 @@
+"""From noise to a picture with the family's own schedule, at the size that training used.
+
+diffusers' edit pipelines always resize the control to a megapixel, so they can't show what a
+run at another size learned. Noise is a function of (seed, sample), so base and adapter start
+from the same and one sample can't shift the noise of the next.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from runtime.families.base import Conditioning, Family
+from runtime.training import draws
+from runtime.training.objective import Predict
+
+
+@torch.no_grad()
+def sample(
+    family: Family,
+    predict: Predict,
+    model: Path,
+    shape: Sequence[int],
+    conditioning: Conditioning,
+    *,
+    steps: int,
+    seed: int,
+    name: str,
+    negative: Conditioning | None = None,
+    guidance: float = 1.0,
+) -> Tensor:
+    """Normalised latents [1, *shape] fp32 on the CPU; `negative` and `guidance` above 1 turn true CFG on."""
+    scheduler = family.scheduler(model, shape[-2] * shape[-1] // 4, steps)
+    latents = draws.noise((1, *shape), "sample", seed, name)
+    for timestep in scheduler.timesteps:
+        sigma = (timestep / scheduler.config.num_train_timesteps).reshape(1).float()
+        velocity = predict(latents, sigma, conditioning).float().cpu()
+        if negative is not None and guidance > 1:
+            velocity = _guide(velocity, predict(latents, sigma, negative).float().cpu(), guidance)
+        latents = scheduler.step(velocity, timestep, latents, return_dict=False)[0]
+    return latents
+
+
+def _guide(velocity: Tensor, negative: Tensor, scale: float) -> Tensor:
+    """True CFG as the published pipeline does it: each token keeps the norm of the conditional one.
+
+    A token is a 2x2 patch of all channels; [1, C, h, w].
+    """
+    guided = negative + scale * (velocity - negative)
+    return guided * (_token_norm(velocity) / _token_norm(guided).clamp_min(1e-12))
+
+
+def _token_norm(latents: Tensor) -> Tensor:
+    squares = latents.square().sum(dim=1, keepdim=True)
+    patches = torch.nn.functional.avg_pool2d(squares, 2) * 4
+    return torch.nn.functional.interpolate(patches, scale_factor=2, mode="nearest").sqrt()
+
+
+def to_image(pixels: Tensor) -> Image.Image:
+    """[3, H, W] in -1..1 to a picture."""
+    array = ((pixels.float().clamp(-1, 1) + 1) * 127.5).round().byte()
+    return Image.fromarray(array.permute(1, 2, 0).cpu().numpy())

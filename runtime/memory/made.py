@@ -1,0 +1,75 @@
+"""What step 06 left in the workspace, and whether it is of the base at hand. No torch: a plan asks too."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime import files
+from runtime.config.model import Config
+from runtime.errors import UserError
+from runtime.workspace import Workspace
+
+EVIDENCE = "06-quantize"
+FOLDER = "models/nf4"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    component: str
+    folder: Path
+    usable: bool
+    reason: str
+    """What it is, or why it is not used; to be read after `auto: `."""
+
+
+def folder_of(workspace: Workspace, component: str) -> Path:
+    return workspace.root / FOLDER / component
+
+
+def find(workspace: Workspace, model: Path) -> dict[str, Made]:
+    """By component, what evidence 06-quantize lists; empty where the step was skipped or did not finish."""
+    evidence = workspace.evidence(EVIDENCE)
+    if evidence is None:
+        return {}
+    return {
+        item["name"]: _judge(
+            workspace, model, item["name"], item["source_fingerprint"], item["made_fingerprint"]
+        )
+        for item in evidence["components"]
+    }
+
+
+def _judge(workspace: Workspace, model: Path, component: str, source: str, made: str) -> Made:
+    folder = folder_of(workspace, component)
+    name = f"{FOLDER}/{component}"
+    if not (model / component).is_dir() or files.weights_fingerprint(model / component) != source:
+        usable, reason = False, f"{name} was made of another base"
+    elif not folder.is_dir():
+        usable, reason = False, f"{name} is gone"
+    elif files.weights_fingerprint(folder) != made:
+        usable, reason = False, f"{name} has changed since step 06 made it"
+    else:
+        usable, reason = True, f"step 06 made {name} of this base"
+    return Made(component=component, folder=folder, usable=usable, reason=reason)
+
+
+def folders(workspace: Workspace, model: Path, config: Config) -> Mapping[str, Path]:
+    """By component, what a resolved config loads in place of the base's own weights.
+
+    Raises UserError where an NF4 text encoder is asked for that step 06 has not made: only the denoiser
+    can be quantized while loading.
+    """
+    found = find(workspace, model)
+    asked = {"transformer": config.model.quantize, "text_encoder": config.model.quantize_text_encoder}
+    taken = {
+        name: found[name].folder
+        for name, precision in asked.items()
+        if precision == "nf4" and name in found and found[name].usable
+    }
+    if asked["text_encoder"] == "nf4" and "text_encoder" not in taken:
+        why = found["text_encoder"].reason if "text_encoder" in found else "step 06 made none"
+        raise UserError(
+            f"model.quantize_text_encoder is nf4, but there is no such text encoder: {why}",
+            remedy="finetune quantize --component text_encoder",
+        )
+    return taken

@@ -1,0 +1,186 @@
+"""Checkpoints: written whole or not at all, the resumable one rolled forward, old ones pruned.
+
+    checkpoint-<epoch>-<step>/            pytorch_lora_weights.safetensors
+    checkpoint-last-<epoch>-<step>-last/  the same, and what a resume needs
+
+A folder is filled under a temporary name and renamed. The new -last- stands before the old
+one goes, so a kill at any moment leaves at least one whole.
+"""
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runtime import files
+from runtime.errors import ResumeError
+from runtime.training import record
+from runtime.training.record import Run
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    from runtime.training.trainables import Adapter
+
+PLAIN = re.compile(r"checkpoint-(\d+)-(\d+)")
+LAST = re.compile(r"checkpoint-last-(\d+)-(\d+)-last")
+STATE_FILES = ("model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl")
+TRAINER_STATE = "trainer_state.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """The moving parts of a run, as a checkpoint saves and restores them."""
+
+    adapter: "Adapter"
+    optimizer: "Optimizer"
+    schedule: "LRScheduler"
+
+
+def save_plain(run: Run, trained: Trained, *, step: int, epoch: int) -> Path:
+    path = run.path / f"checkpoint-{epoch}-{step}"
+    temporary = _temporary(path)
+    trained.adapter.save(temporary)
+    _put(temporary, path)
+    run.saved("save", "checkpoint", step, epoch, path, "scheduled")
+    return path
+
+
+def save_last(run: Run, trained: Trained, state: dict[str, Any]) -> Path:
+    """Roll the resumable checkpoint forward to `state["step"]`; earlier ones of this run go."""
+    import torch
+
+    step, epoch = state["step"], state["epoch"]
+    path = run.path / f"checkpoint-last-{epoch}-{step}-last"
+    temporary = _temporary(path)
+    trained.adapter.save(temporary)
+    trained.adapter.save_state(temporary)
+    torch.save(trained.optimizer.state_dict(), temporary / "optimizer.bin")
+    torch.save(trained.schedule.state_dict(), temporary / "scheduler.bin")
+    # Draws depend on (seed, step, slot) alone; this file is for readers that expect it.
+    torch.save({"torch_cpu": torch.get_rng_state()}, temporary / "random_states_0.pkl")
+    files.write_json(temporary / TRAINER_STATE, {"schema": "trainer-state/1", **state})
+    _put(temporary, path)
+    run.saved("save", "last", step, epoch, path, "rolled forward")
+    for older in lasts(run.path)[:-1]:
+        remove(run, older, "rolled forward")
+    return path
+
+
+def prune(run: Run, limit: int | None, best: str | None) -> None:
+    """Keep the `limit` newest plain checkpoints, the best one always among them."""
+    if limit is None:
+        return
+    kept = plains(run.path)
+    candidates = [path for path in kept if path.name != best]
+    for path in candidates[: max(0, len(kept) - limit)]:
+        remove(run, path, f"train.checkpoints_total_limit: {limit}")
+
+
+def remove(run: Run, path: Path, reason: str) -> None:
+    """Take away a checkpoint of this run; the rename makes it gone at once for every reader."""
+    matched = LAST.fullmatch(path.name) or PLAIN.fullmatch(path.name)
+    assert matched is not None
+    kind = "last" if LAST.fullmatch(path.name) else "checkpoint"
+    run.saved("prune", kind, int(matched[2]), int(matched[1]), path, reason)
+    doomed = path.with_name(f".{path.name}.removed")
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def plains(run: Path) -> list[Path]:
+    return _sorted(run, PLAIN)
+
+
+def lasts(run: Path) -> list[Path]:
+    return _sorted(run, LAST)
+
+
+def _sorted(run: Path, pattern: re.Pattern[str]) -> list[Path]:
+    found = ((pattern.fullmatch(path.name), path) for path in run.iterdir() if path.is_dir())
+    return [path for _, path in sorted((int(match[2]), path) for match, path in found if match)]
+
+
+def _temporary(path: Path) -> Path:
+    temporary = path.with_name(f".{path.name}.tmp")
+    if temporary.exists():  # left by a kill while it was filled
+        shutil.rmtree(temporary)
+    temporary.mkdir()
+    return temporary
+
+
+def _put(temporary: Path, path: Path) -> None:
+    for item in temporary.iterdir():
+        with item.open("rb+") as handle:
+            import os
+
+            os.fsync(handle.fileno())
+    if path.exists():  # the same step saved twice: an interruption right at a boundary
+        shutil.rmtree(path)
+    temporary.rename(path)
+
+
+def find(project: Path, wanted: str, workspace: Path) -> Path:
+    """The resumable checkpoint that `latest` or a path means. Raises ResumeError with what to do."""
+    if wanted == "latest":
+        return _latest(project)
+    path = (workspace / wanted).resolve()
+    if LAST.fullmatch(path.name) and (path / TRAINER_STATE).is_file():
+        return path
+    if PLAIN.fullmatch(path.name) and path.is_dir():
+        right = lasts(path.parent)
+        raise ResumeError(
+            f"{path.name} holds the adapter alone; a resume needs optimizer and schedule too",
+            remedy=f"finetune fit --resume {_written(right[-1], workspace) if right else 'latest'}",
+        )
+    raise ResumeError(f"no resumable checkpoint at {path}", remedy="finetune fit --resume latest")
+
+
+def _written(path: Path, workspace: Path) -> str:
+    """As a user would type it: relative to the workspace where it lies inside."""
+    root = workspace.resolve()
+    return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
+
+
+def _latest(project: Path) -> Path:
+    for path, document in record.runs(project):
+        if document.get("kind") == "full" and (found := lasts(path)):
+            return found[-1]
+    raise ResumeError(
+        f"nothing to resume: no full run below {project} has a checkpoint-last-*-last", remedy="finetune fit"
+    )
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    missing = [name for name in (*STATE_FILES, TRAINER_STATE) if not (path / name).is_file()]
+    if missing:
+        raise ResumeError(f"{path} lacks {', '.join(missing)}", remedy="finetune fit --resume latest")
+    state: dict[str, Any] = files.read_json(path / TRAINER_STATE)
+    return state
+
+
+def restore(path: Path, trained: Trained) -> None:
+    """Adapter, optimizer and schedule as they stood. Nothing is unpickled but tensors and numbers."""
+    import torch
+
+    trained.adapter.load_state(path)
+    trained.optimizer.load_state_dict(
+        torch.load(path / "optimizer.bin", map_location="cpu", weights_only=True)
+    )
+    trained.schedule.load_state_dict(
+        torch.load(path / "scheduler.bin", map_location="cpu", weights_only=True)
+    )
+
+
+def refuse_differences(saved: dict[str, Any], now: dict[str, Any]) -> None:
+    """A resume must train the same thing. Raises ResumeError listing each difference."""
+    lines = [
+        f"{name}: {saved.get(name)} then, {now.get(name)} now" for name in now if saved.get(name) != now[name]
+    ]
+    if lines:
+        raise ResumeError(
+            "the checkpoint is of another training:\n  " + "\n  ".join(lines),
+            remedy="restore these values, or start anew with: finetune fit",
+        )

@@ -1,0 +1,160 @@
+"""What a run leaves behind for the gates and for people: run.json and three line files.
+
+    <output_dir>/<project>/v<N>/run.json  metrics.jsonl  saves.jsonl  probe.jsonl  config.yaml
+
+`v<N>` is picked at launch; no launch ever empties or removes another run's folder.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runtime import files
+from runtime.device import Device
+from runtime.workspace import host_id, tool
+
+PACKAGES = (
+    "torch",
+    "diffusers",
+    "transformers",
+    "peft",
+    "accelerate",
+    "bitsandbytes",
+    "safetensors",
+    "numpy",
+)
+VERSION = re.compile(r"v(\d+)")
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One launch. `document` is run.json; each change is written at once."""
+
+    path: Path
+    document: dict[str, Any] = field(default_factory=dict)
+
+    def write(self, **changes: Any) -> None:
+        self.document.update(changes)
+        self.document["heartbeat_at"] = files.utc_now()
+        files.write_json(self.path / "run.json", self.document)
+
+    def metrics(self, line: dict[str, Any]) -> None:
+        files.append_json_line(self.path / "metrics.jsonl", {**line, "at": files.utc_now()})
+
+    def probe(self, line: dict[str, Any]) -> None:
+        files.append_json_line(self.path / "probe.jsonl", {**line, "at": files.utc_now()})
+
+    def saved(self, event: str, kind: str, step: int, epoch: int, path: Path, reason: str) -> None:
+        recorded = {
+            item.relative_to(path).as_posix(): {
+                "size": item.stat().st_size,
+                "sha256": files.file_digest(item),
+            }
+            for item in sorted(path.rglob("*"))
+            if item.is_file()
+        }
+        line = {"event": event, "kind": kind, "step": step, "epoch": epoch, "path": path.name}
+        line |= {"files": recorded, "reason": reason, "at": files.utc_now()}
+        files.append_json_line(self.path / "saves.jsonl", line)
+
+    def finish(self, state: str, outcome: str, reason: str) -> None:
+        self.write(state=state, outcome=outcome, reason=reason, ended_at=files.utc_now())
+
+
+def open_run(project: Path, resolved: dict[str, Any], document: dict[str, Any]) -> Run:
+    """A new `v<N>` below `project`, one above the highest there; the folder's creation settles a race."""
+    project.mkdir(parents=True, exist_ok=True)
+    while True:
+        path = project / f"v{max((number for number, _ in versions(project)), default=-1) + 1}"
+        try:
+            path.mkdir()
+            break
+        except FileExistsError:
+            continue
+    run = Run(path=path, document=document)
+    files.write_text(path / "config.yaml", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
+    run.write()
+    return run
+
+
+def versions(project: Path) -> list[tuple[int, Path]]:
+    """All run folders of a project, oldest first."""
+    if not project.is_dir():
+        return []
+    found = ((VERSION.fullmatch(path.name), path) for path in project.iterdir() if path.is_dir())
+    return sorted((int(match[1]), path) for match, path in found if match)
+
+
+def runs(project: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Runs whose run.json can be read, newest first."""
+    for _, path in reversed(versions(project)):
+        try:
+            yield path, files.read_json(path / "run.json")
+        except (OSError, ValueError):
+            continue
+
+
+def lineage(project: Path, run: Path, document: dict[str, Any]) -> list[tuple[Path, dict[str, Any]]]:
+    """A run and those that it continues, newest first."""
+    known = {described["run_id"]: (path, described) for path, described in runs(project)}
+    chain = [(run, document)]
+    while (origin := chain[-1][1].get("resumed_from")) and origin["run_id"] in known:
+        chain.append(known.pop(origin["run_id"]))
+    return chain
+
+
+def is_alive(document: dict[str, Any]) -> bool:
+    """Whether the process that writes this run still lives; false for a run of another machine."""
+    import psutil
+
+    if document["host_id"] != host_id() or not psutil.pid_exists(document["pid"]):
+        return False
+    process = psutil.Process(document["pid"])
+    zombie: bool = process.status() == psutil.STATUS_ZOMBIE
+    # A process id comes round again: one that started after the run is another process.
+    launched = datetime.fromisoformat(document["launched_at"]).timestamp()
+    return not zombie and process.create_time() <= launched + 1.0
+
+
+def first_document(*, run_id: str, kind: str, device: Device, **facts: Any) -> dict[str, Any]:
+    """run.json as it stands before the first step."""
+    now = files.utc_now()
+    return {
+        "schema": "run/1",
+        "run_id": run_id,
+        "kind": kind,
+        "state": "running",
+        "launched_at": now,
+        "heartbeat_at": now,
+        "ended_at": None,
+        "host_id": host_id(),
+        "tool": tool(),
+        "pid": os.getpid(),
+        "device": {"type": device.type, "name": device.name, "total_gib": device.total_gib},
+        "packages": packages(),
+        "done_steps": 0,
+        "best": None,
+        "outcome": "",
+        "reason": "",
+        **facts,
+    }
+
+
+def packages() -> dict[str, str]:
+    """Versions of what a result depends on, the interpreter included."""
+    import platform
+
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "absent"
+    return found

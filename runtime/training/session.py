@@ -1,0 +1,270 @@
+"""Everything that a fit needs, made in one place: config, cache, denoiser, adapter, run folder."""
+
+import math
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from runtime import device, files
+from runtime.cache import build as cache_build
+from runtime.cache import key
+from runtime.cache.build import Job
+from runtime.config import load
+from runtime.config.model import Config
+from runtime.config.resolve import resolve
+from runtime.data import order
+from runtime.device import Device
+from runtime.errors import CacheError, ResumeError
+from runtime.families.base import Conditioning, Family
+from runtime.training import checkpoints, draws, optimizers, record, trainables
+from runtime.training.batches import Batches
+from runtime.training.checkpoints import Trained
+from runtime.training.objective import FlowMatching, predictor
+from runtime.training.probe import Probe
+from runtime.training.record import Run
+from runtime.workspace import Workspace
+
+SMOKE_STEPS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    config: Config
+    device: Device
+    dtype: torch.dtype
+    family: Family
+    denoiser: nn.Module
+    trained: Trained
+    batches: Batches
+    objective: FlowMatching
+    probe: Probe
+    run: Run
+    planned_steps: int
+    fingerprint: dict[str, Any]
+    state: dict[str, Any]
+
+    def predict(self, noisy: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+        """Velocity [B, C, h, w] on the device; inputs may lie on the CPU in fp32."""
+        ask = predictor(self.family, self.denoiser, self.device, self.dtype)
+        return ask(noisy, sigma, conditioning)
+
+
+def smoke_overrides(config: Config) -> dict[str, Any]:
+    """A run whose only purpose is to be judged: a few steps, one checkpoint, config.yaml untouched."""
+    steps = min(SMOKE_STEPS, config.train.max_train_steps or SMOKE_STEPS)
+    return {"train.max_train_steps": steps, "train.num_epochs": None, "train.checkpointing_steps": steps}
+
+
+def launch(workspace: Workspace, loaded: load.Loaded, *, smoke: bool, resume: str | None) -> Session:
+    """Check all that can be checked before the denoiser is loaded, then load it and open the run."""
+    overrides = smoke_overrides(loaded.config) if smoke else {}
+    wished = load.parse(load.apply_overrides(loaded.raw, overrides)) if overrides else loaded.config
+    resolved = resolve(workspace, wished)
+    config = resolved.config
+    project = workspace.resolve(config.logging.output_dir) / config.logging.tracker_project_name
+    checkpoint = checkpoints.find(project, resume, workspace.root) if resume else None
+    job = cache_build.plan(workspace, config)
+    batches = _open_cache(job)
+    planned = planned_steps(config, batches)
+    chosen = device.pick(config.hardware.device)
+    fingerprint = _fingerprint(job, config, planned)
+    state = _starting_state(checkpoint, fingerprint)
+
+    dtype = device.compute_dtype(chosen, config.train.mixed_precision)
+    denoiser = job.family.load_denoiser(
+        job.model,
+        device=chosen.type,
+        dtype=dtype,
+        quantize=config.model.quantize,
+        made=job.made.get("transformer"),
+    )
+    base_bytes = trainables.tensor_bytes(list(denoiser.parameters()))
+    base_parameters = _logical_parameters(denoiser)
+    trained = _make_trainable(denoiser, config, planned)
+    if checkpoint is not None:
+        checkpoints.restore(checkpoint, trained)
+    objective = FlowMatching(family=job.family, sampling=config.loss.sigma_sampling, seed=config.train.seed)
+    run = record.open_run(
+        project,
+        config.model_dump(mode="json"),
+        record.first_document(
+            run_id=uuid.uuid4().hex,
+            kind="smoke" if smoke else "full",
+            device=chosen,
+            config=loaded.raw,
+            config_digest=loaded.digest,
+            overrides=overrides,
+            resolved=config.model_dump(mode="json"),
+            choices={name: {"value": c.value, "reason": c.reason} for name, c in resolved.choices.items()},
+            dataset_digest=job.dataset_digest,
+            cache_digest=fingerprint["cache"],
+            model={
+                "name": config.model.pretrained_model_name_or_path,
+                "family": job.family.name,
+                "fingerprints": _loaded(job, fingerprint["base"]),
+            },
+            trainable={
+                "name": "lora",
+                "parameters": sum(p.numel() for p in trained.adapter.parameters()),
+                "tensors": len(trained.adapter.parameters()),
+                "scale": trained.adapter.scale,
+                "base_parameters": base_parameters,
+                "base_gib": base_bytes / files.GIB,
+            },
+            planned_steps=planned,
+            planned_checkpoints=order.planned_checkpoints(planned, config.train.checkpointing_steps),
+            resumed_from=_origin(checkpoint, state),
+        ),
+    )
+    return Session(
+        config=config,
+        device=chosen,
+        dtype=dtype,
+        family=job.family,
+        denoiser=denoiser,
+        trained=trained,
+        batches=batches,
+        objective=objective,
+        probe=Probe(batches, objective, samples=config.train.probe_samples, count=config.train.probe_draws),
+        run=run,
+        planned_steps=planned,
+        fingerprint=fingerprint,
+        state=state,
+    )
+
+
+def planned_steps(config: Config, batches: Batches) -> int:
+    return order.planned_steps(
+        max_train_steps=config.train.max_train_steps,
+        num_epochs=config.train.num_epochs,
+        micro_per_epoch=batches.per_epoch,
+        accumulation=config.train.gradient_accumulation_steps,
+    )
+
+
+def _open_cache(job: Job) -> Batches:
+    """The cache, refused by name where it was made for other settings or samples, or is damaged."""
+    document = job.store.manifest()
+    changed = key.differences(document["settings"], job.common)
+    if changed:
+        raise CacheError(
+            "the cache was made for other settings:\n  " + "\n  ".join(changed), remedy="finetune cache"
+        )
+    listed = {entry["key"] for entry in document["entries"]}
+    missing = [want.id for want in job.wants if want.key not in listed]
+    if missing:
+        raise CacheError(
+            f"the cache lacks {len(missing)} of {len(job.wants)} samples, or has them as they were before: "
+            + ", ".join(missing[:5]),
+            remedy="finetune cache",
+        )
+    # Megabytes, read again in the fit: better now than as a traceback in the middle of the night.
+    damaged = [f"{want.id}: {fault}" for want in job.wants if (fault := job.store.fault(want))]
+    if damaged:
+        raise CacheError(
+            "the cache is damaged:\n  " + "\n  ".join(damaged[:5]),
+            remedy="finetune cache",
+        )
+    config = job.config
+    return Batches(
+        job.store,
+        batch_size=config.data.batch_size,
+        seed=config.train.seed,
+        shuffle=config.data.shuffle,
+        caption_dropout=config.data.caption_dropout_rate,
+        epochs=config.train.num_epochs,
+    )
+
+
+def _make_trainable(denoiser: Any, config: Config, steps: int) -> Trained:
+    if config.train.gradient_checkpointing:
+        denoiser.enable_gradient_checkpointing()
+    adapter = trainables.add_adapter(denoiser, config.model.lora, seed=config.train.seed)
+    denoiser.train()
+    optimizer = optimizers.make_optimizer(config.optimizer, adapter.parameters())
+    schedule = optimizers.make_schedule(config.lr_scheduler, optimizer, steps)
+    return Trained(adapter=adapter, optimizer=optimizer, schedule=schedule)
+
+
+def _loaded(job: Job, base: str) -> dict[str, str]:
+    """The base, and what step 06 made of it where that was loaded instead."""
+    made = job.made.get("transformer")
+    return {"transformer": base} | ({"nf4/transformer": files.weights_fingerprint(made)} if made else {})
+
+
+def _fingerprint(job: Job, config: Config, planned: int) -> dict[str, Any]:
+    """What a resume must find unchanged, by the name under which a difference is told.
+
+    Of the cache only what is trained on: a prompt to sample or a guidance scale may come later.
+    """
+    trained_on = [entry for entry in job.store.manifest()["entries"] if entry["split"] == "train"]
+    return {
+        "dataset": job.dataset_digest,
+        "cache": files.document_digest(trained_on),
+        "base": files.weights_fingerprint(job.model / "transformer"),
+        "train steps": planned,
+        "data.batch_size": config.data.batch_size,
+        "data.shuffle": config.data.shuffle,
+        "data.caption_dropout_rate": config.data.caption_dropout_rate,
+        "train.gradient_accumulation_steps": config.train.gradient_accumulation_steps,
+        "train.seed": config.train.seed,
+        "train.max_grad_norm": config.train.max_grad_norm,
+        "model.quantize": config.model.quantize,
+        "train.mixed_precision": config.train.mixed_precision,
+        "model.lora": config.model.lora.model_dump(mode="json"),
+        "optimizer": config.optimizer.model_dump(mode="json"),
+        "lr_scheduler": config.lr_scheduler.model_dump(mode="json"),
+        "loss": config.loss.model_dump(mode="json"),
+    }
+
+
+def _starting_state(checkpoint: Path | None, fingerprint: dict[str, Any]) -> dict[str, Any]:
+    if checkpoint is None:
+        return {"step": 0, "epoch": 0, "loss_ema": [0.0, 0.0]}
+    state = checkpoints.read_state(checkpoint)
+    checkpoints.refuse_differences(state["fingerprint"], fingerprint)
+    if state["step"] >= fingerprint["train steps"]:
+        raise ResumeError(
+            f"{checkpoint.name} is the end of a finished run of {state['step']} steps",
+            remedy="gate check 07",
+        )
+    for older in checkpoints.lasts(checkpoint.parent)[:-1]:
+        # A kill came between the new -last- and the removal of the old one.
+        checkpoints.remove(Run(path=checkpoint.parent), older, "left by a kill")
+    return state
+
+
+def _origin(checkpoint: Path | None, state: dict[str, Any]) -> dict[str, Any] | None:
+    if checkpoint is None:
+        return None
+    return {
+        "run_id": state["run_id"],
+        "run": checkpoint.parent.name,
+        "step": state["step"],
+        "checkpoint": checkpoint.name,
+        "digest": files.file_digest(checkpoint / trainables.STATE),
+    }
+
+
+def _logical_parameters(denoiser: nn.Module) -> int:
+    """Weights of the base: an NF4 byte holds two."""
+    packed = {id(m.weight) for m in denoiser.modules() if hasattr(m, "quant_state") or _is_nf4(m)}
+    return sum(p.numel() * (2 if id(p) in packed else 1) for p in denoiser.parameters())
+
+
+def _is_nf4(module: nn.Module) -> bool:
+    return type(module).__name__ == "Linear4bit"
+
+
+def ema(state: list[float], loss: float, decay: float = 0.95) -> tuple[list[float], float]:
+    """Bias-corrected moving average: (new state, its value). Uncorrected it would rise for 40 steps."""
+    value, weight = state[0] * decay + loss * (1 - decay), state[1] * decay + (1 - decay)
+    return [value, weight], value / weight if weight > 0 else math.nan
+
+
+def seed_for_dropout(session: Session, step: int, slot: int) -> int:
+    return draws.seed_of("dropout", session.config.train.seed, step, slot)

@@ -1,0 +1,327 @@
+"""A run that was stopped and resumed is, bit for bit, the run that was left alone."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime import files
+from runtime.errors import CacheError, ResumeError
+from runtime.progress import Progress
+from runtime.training import checkpoints, loop
+
+FIT = [sys.executable, "-m", "runtime", "fit", "--workspace"]
+
+
+class StopError(Exception):
+    """Thrown in the place of whatever ends a run."""
+
+
+def stop_before(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    original = loop._step
+
+    def stopping(session: Any, cursor: Any, window: Any) -> Any:
+        if cursor.step == step:
+            raise StopError
+        return original(session, cursor, window)
+
+    monkeypatch.setattr(loop, "_step", stopping)
+
+
+def fit_until(lab: Any, monkeypatch: pytest.MonkeyPatch, step: int, changes: dict[str, Any]) -> Path:
+    """The folder of a run that broke off before `step` + 1."""
+    with monkeypatch.context() as patch:
+        stop_before(patch, step)
+        session = lab.launch(changes)
+        with pytest.raises(StopError):
+            loop.fit(session, Progress(quiet=True))
+    return session.run.path
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+COSINE = {"lr_scheduler.scheduler_type": "cosine", "lr_scheduler.warmup_steps": 2}
+CASES: dict[str, tuple[int, dict[str, Any]]] = {
+    "constant": (2, {}),
+    "at a boundary": (3, {}),
+    "at the end of an epoch": (4, {}),
+    "cosine": (2, COSINE),
+    "cosine, stopped in the warm-up": (1, COSINE),
+    "accumulation": (2, {"data.batch_size": 1, "train.gradient_accumulation_steps": 3, **COSINE}),
+    "dropout of the adapter": (4, {"model.lora.lora_dropout": 0.5}),
+    "dropout and accumulation": (
+        2,
+        {"model.lora.lora_dropout": 0.5, "data.batch_size": 1, "train.gradient_accumulation_steps": 3},
+    ),
+    "dropout of captions": (5, {"data.caption_dropout_rate": 0.5}),
+    "epochs": (
+        2,
+        {"train.max_train_steps": None, "train.num_epochs": 2, "train.gradient_accumulation_steps": 3},
+    ),
+    "nf4": (2, {"model.quantize": "nf4"}),
+    "without checkpointing of activations": (2, {"train.gradient_checkpointing": False}),
+    "bf16": (2, {"train.mixed_precision": "bf16"}),
+    "8-bit optimizer": (2, {"optimizer.class_path": "bitsandbytes.optim.AdamW8bit", "model.lora.r": 32}),
+    "momentum": (
+        2,
+        {"optimizer.class_path": "torch.optim.SGD", "optimizer.init_args": {"lr": 0.1, "momentum": 0.9}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_resume_is_exact(lab: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    step, changes = CASES[name]
+    if {"data.caption_dropout_rate", "train.mixed_precision"} & changes.keys():
+        lab.cache(changes)
+    whole = lab.fit(changes)
+    part = fit_until(lab, monkeypatch, step, changes)
+    session = lab.launch(changes, resume="latest")
+    assert session.state["step"] == step
+    assert loop.fit(session, Progress(quiet=True)) == "completed"
+    assert same(lab.adapter(whole.path), lab.adapter(session.run.path))
+    joined = [
+        line for path in (part, session.run.path) for line in files.read_json_lines(path / "metrics.jsonl")
+    ]
+    for one, other in zip(files.read_json_lines(whole.path / "metrics.jsonl"), joined, strict=True):
+        for key in ("step", "epoch", "loss", "loss_ema", "lr", "grad_norm", "samples", "sigmas", "dropped"):
+            assert one[key] == other[key], (key, one["step"])
+    ends = [files.read_json_lines(path / "probe.jsonl")[-1] for path in (whole.path, session.run.path)]
+    assert ends[0]["items"] == ends[1]["items"]
+
+
+def test_optimizer_state_is_eight_bit_where_that_case_says_so(lab: Any) -> None:
+    """Tensors below 4096 elements keep 32-bit state: the rank of the case above must stay large enough."""
+    _, changes = CASES["8-bit optimizer"]
+    session = lab.launch(changes)
+    loop.fit(session, Progress(quiet=True))
+    states = session.trained.optimizer.state.values()
+    assert any(state["state1"].dtype == torch.uint8 for state in states)
+
+
+def test_a_chain_of_resumes(lab: Any, monkeypatch: pytest.MonkeyPatch, conforms: Any) -> None:
+    whole = lab.fit()
+    fit_until(lab, monkeypatch, 1, {})
+    with monkeypatch.context() as patch:
+        stop_before(patch, 4)
+        session = lab.launch(resume="latest")
+        with pytest.raises(StopError):
+            loop.fit(session, Progress(quiet=True))
+    run = lab.fit(resume="latest")
+    assert same(lab.adapter(whole.path), lab.adapter(run.path))
+    document = files.read_json(run.path / "run.json")
+    conforms(document, "run")
+    origin = document["resumed_from"]
+    last = checkpoints.lasts(session.run.path)[-1]
+    assert origin == {
+        "run_id": session.run.document["run_id"],
+        "run": "v2",
+        "step": 4,
+        "checkpoint": last.name,
+        "digest": files.file_digest(last / "model.safetensors"),
+    }
+    assert document["done_steps"] == 6
+    # Step 0 was measured by the first run of the lineage.
+    assert [line["step"] for line in files.read_json_lines(run.path / "probe.jsonl")] == [6]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_step_at_hand_and_leaves_it_resumable(
+    lab: Any, monkeypatch: pytest.MonkeyPatch, conforms: Any, number: signal.Signals
+) -> None:
+    whole = lab.fit()
+    session = lab.launch()
+    original = loop._step
+
+    def signalled(session: Any, cursor: Any, window: Any) -> Any:
+        if cursor.step == 3:
+            signal.raise_signal(number)
+        return original(session, cursor, window)
+
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_step", signalled)
+        assert loop.fit(session, Progress(quiet=True)) == "interrupted"
+    assert signal.getsignal(number) is before
+    document = files.read_json(session.run.path / "run.json")
+    conforms(document, "run")
+    assert (document["state"], document["done_steps"]) == ("interrupted", 4)
+    assert document["reason"] == f"{number.name} after step 4 of 6"
+    assert len(files.read_json_lines(session.run.path / "metrics.jsonl")) == 4
+    assert same(lab.adapter(whole.path), lab.adapter(lab.fit(resume="latest").path))
+
+
+def test_a_signal_before_the_first_step_leaves_nothing_to_resume(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = lab.launch()
+    monkeypatch.setattr(
+        loop, "_probe", lambda session, step: signal.raise_signal(signal.SIGINT) or {"step": 0}
+    )
+    assert loop.fit(session, Progress(quiet=True)) == "interrupted"
+    with pytest.raises(ResumeError, match="nothing to resume"):
+        lab.launch(resume="latest")
+
+
+def test_a_second_signal_does_not_wait(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = lab.launch()
+    original = loop._step
+
+    def signalled(session: Any, cursor: Any, window: Any) -> Any:
+        if cursor.step == 4:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        return original(session, cursor, window)
+
+    monkeypatch.setattr(loop, "_step", signalled)
+    with pytest.raises(KeyboardInterrupt):
+        loop.fit(session, Progress(quiet=True))
+    assert files.read_json(session.run.path / "run.json")["state"] == "interrupted"
+    assert checkpoints.read_state(checkpoints.lasts(session.run.path)[-1])["step"] == 4
+
+
+@pytest.mark.slow
+def test_killed_at_step_7_of_20_and_resumed(lab: Any) -> None:
+    """SIGKILL runs no handler: what counts is what lay on the disk at that moment."""
+    changes = {"train.max_train_steps": 20, "train.checkpointing_steps": 5, **COSINE}
+    whole = lab.fit(changes)
+    run = lab.project / "v1"
+    with subprocess.Popen([*FIT, str(lab.root)], stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 120
+        while len(files.read_json_lines(run / "metrics.jsonl")) < 7:
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        process.kill()
+    assert files.read_json(run / "run.json")["state"] == "running"
+    assert len(files.read_json_lines(run / "metrics.jsonl")) < 20
+    kept = checkpoints.read_state(checkpoints.lasts(run)[-1])["step"]
+    assert kept >= 5
+    subprocess.run([*FIT, str(lab.root), "--resume", "latest"], check=True, capture_output=True)
+    document = files.read_json(lab.project / "v2" / "run.json")
+    assert (document["state"], document["resumed_from"]["step"]) == ("completed", kept)
+    assert same(lab.adapter(whole.path), lab.adapter(lab.project / "v2"))
+
+
+def test_two_lasts_left_by_a_kill_are_reduced(
+    lab: Any, monkeypatch: pytest.MonkeyPatch, conforms: Any
+) -> None:
+    """The kill came between the rename of the new one and the removal of the old one."""
+    whole = lab.fit()
+    part = fit_until(lab, monkeypatch, 4, {})
+    older = part / "checkpoint-last-0-3-last"
+    shutil.copytree(checkpoints.lasts(part)[-1], older)
+    (part / ".checkpoint-last-1-5-last.tmp").mkdir()  # and one before, while it was filled
+    session = lab.launch(resume="latest")
+    assert session.state["step"] == 4
+    assert [path.name for path in checkpoints.lasts(part)] == ["checkpoint-last-0-4-last"]
+    line = files.read_json_lines(part / "saves.jsonl")[-1]
+    conforms(line, "saves")
+    assert (line["event"], line["kind"], line["step"], line["reason"]) == (
+        "prune",
+        "last",
+        3,
+        "left by a kill",
+    )
+    loop.fit(session, Progress(quiet=True))
+    assert same(lab.adapter(whole.path), lab.adapter(session.run.path))
+
+
+def test_a_torn_line_of_metrics_does_not_hinder(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = fit_until(lab, monkeypatch, 4, {})
+    with (part / "metrics.jsonl").open("a", encoding="utf-8") as handle:
+        handle.write('{"step": 5, "lo')
+    assert lab.fit(resume="latest").document["state"] == "completed"
+    assert [line["step"] for line in files.read_json_lines(part / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+def test_latest_passes_over_smoke_runs_and_runs_without_checkpoint(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = fit_until(lab, monkeypatch, 4, {})
+    lab.fit(smoke=True)
+    fit_until(lab, monkeypatch, 0, {})
+    (lab.project / "v9").mkdir()  # a kill before run.json
+    session = lab.launch(resume="latest")
+    assert session.run.document["resumed_from"]["run"] == part.name
+    assert session.run.path.name == "v10"
+
+
+def test_resume_by_path(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = lab.fit()
+    part = fit_until(lab, monkeypatch, 4, {})
+    relative = checkpoints.lasts(part)[-1].relative_to(lab.root).as_posix()
+    assert same(lab.adapter(whole.path), lab.adapter(lab.fit(resume=relative).path))
+
+
+def test_what_can_not_be_resumed(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ResumeError, match="nothing to resume"):
+        lab.launch(resume="latest")
+    run = lab.fit().path
+    with pytest.raises(ResumeError, match="is the end of a finished run of 6 steps"):
+        lab.launch(resume="latest")
+    with pytest.raises(ResumeError, match="holds the adapter alone") as caught:
+        lab.launch(resume="outputs/edit-lora/v0/checkpoint-0-3")
+    assert caught.value.remedy == "finetune fit --resume outputs/edit-lora/v0/checkpoint-last-1-6-last"
+    with pytest.raises(ResumeError, match="no resumable checkpoint at"):
+        lab.launch(resume="outputs/edit-lora/v7")
+    part = fit_until(lab, monkeypatch, 4, {})
+    (checkpoints.lasts(part)[-1] / "optimizer.bin").unlink()
+    with pytest.raises(ResumeError, match=r"lacks optimizer\.bin"):
+        lab.launch(resume="latest")
+    assert {path.name for path in lab.project.iterdir()} == {run.name, part.name}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"train.max_train_steps": 8}, "train steps: 6 then, 8 now"),
+        ({"data.batch_size": 1}, "data.batch_size: 2 then, 1 now"),
+        ({"train.seed": 7}, "train.seed: 42 then, 7 now"),
+        ({"model.lora.r": 8}, "model.lora: "),
+        ({"optimizer.init_args.lr": 2e-2}, "optimizer: "),
+        ({"lr_scheduler.scheduler_type": "cosine"}, "lr_scheduler: "),
+        ({"loss.sigma_sampling": "uniform"}, "loss: "),
+        ({"train.gradient_accumulation_steps": 2}, "train.gradient_accumulation_steps: 1 then, 2 now"),
+        ({"model.quantize": "nf4"}, "model.quantize: none then, nf4 now"),
+    ],
+)
+def test_a_resume_of_another_training_is_refused_by_name(
+    lab: Any, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], named: str
+) -> None:
+    fit_until(lab, monkeypatch, 2, {})
+    with pytest.raises(ResumeError) as caught:
+        lab.launch(change, resume="latest")
+    assert named in caught.value.message
+    assert len(caught.value.message.splitlines()) == 2
+    assert [path.name for path in lab.project.iterdir()] == ["v0"]
+
+
+def test_a_prompt_to_sample_may_be_added_before_a_resume(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It trains nothing, so the training is the same one."""
+    whole = lab.fit()
+    fit_until(lab, monkeypatch, 4, {})
+    prompt = {"prompt": "make it green", "images": ["dataset/control_images/p0.png"]}
+    changes = {"validation.samples": [prompt]}
+    lab.cache(changes)
+    assert same(lab.adapter(whole.path), lab.adapter(lab.fit(changes, resume="latest").path))
+
+
+def test_a_cache_with_other_tensors_is_refused(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit_until(lab, monkeypatch, 2, {})
+    picture = lab.root / "dataset" / "control_images" / "p0.png"
+    shutil.copyfile(lab.root / "dataset" / "control_images" / "p1.png", picture)
+    lab.scan()
+    with pytest.raises(CacheError, match="lacks 1 of 11 samples, or has them as they were before: p0"):
+        lab.launch(resume="latest")
+    lab.cache()
+    with pytest.raises(ResumeError, match="dataset: "):
+        lab.launch(resume="latest")
