@@ -1,0 +1,246 @@
+"""The cache as it lies on disk: the manifest, each entry's own record, and the identity of its tensors."""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gates import schema
+from gates.evidence import (
+    EvidenceError,
+    MissingEvidenceError,
+    Reading,
+    attempt,
+    differences,
+    document_digest,
+    inside,
+    read_header,
+    read_json,
+)
+from gates.workspace import Workspace
+
+REMEDY = "finetune cache"
+TENSORS = "tensors.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    id: str
+    split: str
+    key: str
+    path: str
+    document: dict[str, Any] | None
+    """what the key was made of; None where entry.json can't be read"""
+    faults: tuple[str, ...]
+    """why the entry is not whole"""
+    tensors: Reading[dict[str, str]]
+    """name to digest of dtype, shape and bytes"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    path: str
+    manifest: dict[str, Any]
+    entries: tuple[Entry, ...]
+
+    @property
+    def digest(self) -> str:
+        return document_digest(self.manifest["entries"])
+
+    def of(self, *splits: str) -> list[Entry]:
+        return [entry for entry in self.entries if entry.split in splits]
+
+
+def read(workspace: Workspace) -> Cache:
+    folder = workspace.resolve(workspace.settings["cache"]["cache_dir"])
+    manifest = workspace.json(folder / "manifest.json", "cache-manifest", remedy=REMEDY)
+    shown = workspace.shown(folder)
+    return Cache(
+        path=shown,
+        manifest=manifest,
+        entries=tuple(_entry(folder, shown, record) for record in manifest["entries"]),
+    )
+
+
+def trained_digest(workspace: Workspace) -> str:
+    """The digest that a run records: of the training entries alone, which are all that it fits."""
+    return document_digest([entry for entry in _listed(workspace) if entry["split"] == "train"])
+
+
+def digest_now(workspace: Workspace) -> str:
+    """The digest of all entries, held-out samples and prompts among them, which a validation records."""
+    return document_digest(_listed(workspace))
+
+
+def _listed(workspace: Workspace) -> list[dict[str, Any]]:
+    """The manifest's entries, without looking at what they name."""
+    folder = workspace.resolve(workspace.settings["cache"]["cache_dir"])
+    manifest = workspace.json(folder / "manifest.json", "cache-manifest", remedy=REMEDY)
+    entries: list[dict[str, Any]] = manifest["entries"]
+    return entries
+
+
+def _entry(cache: Path, shown: str, record: dict[str, Any]) -> Entry:
+    folder = inside(cache, record["folder"])
+    shown = f"{shown}/{record['folder']}"
+    faults = [f"{record['id']}: its folder is not the start of its key"] * (
+        record["folder"] != record["key"][:16]
+    )
+    own = attempt(lambda: _own_record(folder / "entry.json", f"{shown}/entry.json"))
+    if own.value is None:
+        faults.append(str(own.error))
+    else:
+        faults += _own_faults(own.value, record, shown)
+    torn = differences(folder, record["files"], shown)
+    faults += torn or (_shape_faults(folder, own.value, shown) if own.value else [])
+    return Entry(
+        id=record["id"],
+        split=record["split"],
+        key=record["key"],
+        path=shown,
+        document=own.value["document"] if own.value else None,
+        faults=tuple(faults),
+        tensors=attempt(lambda: tensor_digests(folder / TENSORS, f"{shown}/{TENSORS}")),
+    )
+
+
+def _own_record(path: Path, shown: str) -> dict[str, Any]:
+    document: dict[str, Any] = schema.require(read_json(path, shown), "cache-entry", shown)
+    return document
+
+
+def _own_faults(own: dict[str, Any], record: dict[str, Any], shown: str) -> list[str]:
+    faults = [
+        f"{shown}/entry.json: {name} is not the manifest's"
+        for name in ("key", "files")
+        if own[name] != record[name]
+    ]
+    if document_digest(own["document"]) != own["key"]:
+        faults.append(f"{shown}/entry.json: its key is not the digest of its document")
+    if TENSORS not in own["files"]:
+        faults.append(f"{shown}/entry.json: it lists no {TENSORS}")
+    return faults
+
+
+def _shape_faults(folder: Path, own: dict[str, Any], shown: str) -> list[str]:
+    held = attempt(lambda: read_header(folder / TENSORS, f"{shown}/{TENSORS}"))
+    if held.value is None:
+        return [str(held.error)]
+    written = {name: list(entry.shape) for name, entry in held.value.items()}
+    told = {name: tensor["shape"] for name, tensor in own["tensors"].items()}
+    return [] if written == told else [f"{shown}/entry.json: its tensors are not those of {TENSORS}"]
+
+
+def tensor_digests(path: Path, shown: str) -> dict[str, str]:
+    """Identity of each tensor, by which two can be told apart without holding them."""
+    entries = read_header(path, shown)
+    digests = {}
+    try:
+        with path.open("rb") as handle:
+            for name, entry in entries.items():
+                handle.seek(entry.start)
+                head = f"{entry.dtype} {entry.shape} ".encode()
+                digests[name] = hashlib.sha256(head + handle.read(entry.size)).hexdigest()
+    except FileNotFoundError:
+        raise MissingEvidenceError(shown, "is missing") from None
+    except OSError as error:
+        raise EvidenceError(shown, f"can't be read ({error.strerror})") from error
+    return digests
+
+
+# ---- faults
+
+
+def whole_faults(cache: Cache, samples: list[dict[str, Any]]) -> list[str]:
+    """Entries that are torn, absent, or of no sample; counts that are not those of the entries."""
+    faults = [fault for entry in cache.entries for fault in entry.faults]
+    if not cache.manifest["complete"]:
+        faults.insert(0, "the cache phase was begun and not finished")
+    wanted = {(sample["split"], sample["id"]) for sample in samples}
+    listed = [(entry.split, entry.id) for entry in cache.of("train", "holdout")]
+    there = set(listed)
+    faults += [f"no entry for the {split} sample {name}" for split, name in sorted(wanted - there)]
+    faults += [f"an entry for {split} {name}, which is no sample" for split, name in sorted(there - wanted)]
+    faults += [f"two entries for {name}" for split, name in sorted(there) if listed.count((split, name)) > 1]
+    faults += [
+        f"the manifest counts {count} {split} entries and lists {len(cache.of(split))}"
+        for split, count in cache.manifest["counts"].items()
+        if count != len(cache.of(split))
+    ]
+    return faults
+
+
+def config_faults(cache: Cache, dataset: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+    """Where the cache was made for another config or dataset than those of now."""
+    faults = list(_processing_faults(cache.manifest["settings"], settings))
+    if cache.manifest["dataset_digest"] != dataset["dataset_digest"]:
+        faults.append("the dataset has changed since the cache was made")
+    samples = {(sample["split"], sample["id"]): sample for sample in dataset["samples"]}
+    for entry in cache.entries:
+        faults += _entry_faults(entry, cache.manifest["settings"], samples, settings)
+    return faults
+
+
+def _processing_faults(cached: dict[str, Any], settings: dict[str, Any]) -> Iterator[str]:
+    processor, processing = settings["data"]["processor"], cached.get("processing")
+    if not isinstance(processing, dict):
+        yield "the manifest does not say how images were processed"
+        return
+    expected = {
+        "target_size": processor["target_size"],
+        "controls_size": processor["controls_size"] or processor["target_size"],
+    }
+    if processor["vl_pixels"] is not None:
+        expected["vl_pixels"] = processor["vl_pixels"]
+    for name, value in expected.items():
+        if processing.get(name) != value:
+            yield f"{name}: {processing.get(name)} in the cache, {value} configured"
+
+
+def _entry_faults(
+    entry: Entry, common: dict[str, Any], samples: dict[tuple[str, str], Any], settings: dict[str, Any]
+) -> Iterator[str]:
+    document, validation = entry.document or {}, settings["validation"]
+    expected: dict[str, Any] = {"settings": common}
+    sample = samples.get((entry.split, entry.id))
+    if sample is not None:
+        expected["prompt"] = sample["prompt"]
+        expected["target"] = sample["target"]["sha256"]
+        expected["controls"] = [control["sha256"] for control in sample["controls"]]
+        expected["mask"] = sample["mask"]["sha256"] if sample["mask"] else None
+    if entry.split == "train" and settings["data"]["caption_dropout_rate"] > 0:
+        expected["empty_prompt"] = True
+    if entry.split != "train" and validation["guidance_scale"] > 1:
+        expected["negative_prompt"] = validation["negative_prompt"]
+    yield from (
+        f"{entry.id}: another {name}" for name, value in expected.items() if document.get(name) != value
+    )
+    yield from (
+        f"{entry.id}: no tensor {name}" for name in _tensors_wanted(document) - set(entry.tensors.get())
+    )
+
+
+def _tensors_wanted(document: dict[str, Any]) -> set[str]:
+    names = {"prompt_embeds", *(f"control_{index}" for index in range(len(document.get("controls", []))))}
+    optional = {"target": "target", "empty_prompt": "empty_embeds", "negative_prompt": "negative_embeds"}
+    return names | {tensor for key, tensor in optional.items() if document.get(key) not in (None, False)}
+
+
+def collisions(cache: Cache) -> list[str]:
+    """Entries that share a tensor although what it was made of differs."""
+    embeds: dict[str, dict[Any, str]] = defaultdict(dict)
+    latents: dict[str, dict[Any, str]] = defaultdict(dict)
+    for entry in cache.entries:
+        document, tensors = entry.document or {}, entry.tensors.get()
+        source = (document["prompt"], tuple(document["controls"]))
+        embeds[tensors["prompt_embeds"]].setdefault(source, entry.id)
+        for index, control in enumerate(document["controls"]):
+            latents[tensors[f"control_{index}"]].setdefault(control, entry.id)
+    shared = [f"{_both(group)} share prompt_embeds" for group in embeds.values() if len(group) > 1]
+    return shared + [f"{_both(group)} share control latents" for group in latents.values() if len(group) > 1]
+
+
+def _both(group: dict[Any, str]) -> str:
+    return " and ".join(list(group.values())[:2])

@@ -1,0 +1,415 @@
+"""Read and hash what a gate judges, strictly: a file is what it says, or an error that names it.
+
+EvidenceError      the file is there and can't be trusted: a check on it errors
+  MissingEvidenceError  the file isn't there: a check on it fails, with the command that makes it
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+MAX_JSON_BYTES = 64 * 2**20  # the manifest of 50,000 samples is a third of it
+MAX_DEPTH = 64  # Python's own parser dies near 1,000, and nothing that we judge passes 12
+MAX_IMAGE_PIXELS = 100_000_000  # a 100-megapixel photograph; above that it is a decompression bomb
+SAMPLED_ABOVE = 64 * 2**20  # bytes; see schemas/README.md, "weights fingerprint"
+PIECE = 2**20
+
+
+class EvidenceError(Exception):
+    """`path` as shown to the user, and what is wrong with it in one line."""
+
+    def __init__(self, path: str, message: str, *, remedy: str = "") -> None:
+        super().__init__(f"{path}: {message}")
+        self.path = path
+        self.message = message
+        self.remedy = remedy
+
+
+class MissingEvidenceError(EvidenceError):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Reading(Generic[T]):
+    """What reading gave: a value, or the error that every check on it must see."""
+
+    value: T | None = None
+    error: EvidenceError | None = None
+
+    def get(self) -> T:
+        if self.error is not None:
+            raise self.error
+        assert self.value is not None
+        return self.value
+
+
+def attempt(read: Callable[[], T]) -> Reading[T]:
+    """Read now, complain when a check asks: one broken file must not hide the others' faults."""
+    try:
+        return Reading(value=read())
+    except EvidenceError as error:
+        return Reading(error=error)
+
+
+# ---- digests
+
+
+def canonical_json(value: Any) -> bytes:
+    """The bytes whose SHA-256 is the document digest. Raises ValueError on NaN."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8")
+
+
+def document_digest(value: Any) -> str:
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def weights_fingerprint(folder: Path) -> str:
+    """Identity of a component folder; files above 64 MiB by three sampled pieces."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return document_digest({path.relative_to(folder).as_posix(): _identity(path) for path in files})
+
+
+def _identity(path: Path) -> dict[str, Any]:
+    size = path.stat().st_size
+    if size <= SAMPLED_ABOVE:
+        return {"size": size, "sha256": file_digest(path)}
+    digest = hashlib.sha256()
+    with path.open("rb") as handle:
+        for offset in (0, size // 2, size - PIECE):
+            handle.seek(offset)
+            digest.update(handle.read(PIECE))
+    return {"size": size, "sha256": digest.hexdigest(), "sampled": True}
+
+
+def dataset_digest(samples: list[dict[str, Any]]) -> str:
+    """Of the samples of evidence 02-dataset, in their order."""
+    return document_digest(
+        [
+            {
+                "id": sample["id"],
+                "split": sample["split"],
+                "prompt": sample["prompt"],
+                "target": sample["target"]["sha256"],
+                "controls": [control["sha256"] for control in sample["controls"]],
+                "mask": sample["mask"]["sha256"] if sample["mask"] else None,
+            }
+            for sample in samples
+        ]
+    )
+
+
+# ---- paths
+
+
+_DRIVE = re.compile(r"^[A-Za-z]:")
+
+
+def inside(root: Path, relative: str, shown: str = "") -> Path:
+    """`relative` under `root`. A path from a data file that would leave its root is refused."""
+    shown = shown or relative
+    parts = relative.replace("\\", "/").split("/")
+    if not relative or "\0" in relative or relative.startswith(("/", "\\")) or _DRIVE.match(relative):
+        raise EvidenceError(shown, "is not a path relative to its folder")
+    if ".." in parts:
+        raise EvidenceError(shown, "leaves its folder by ..")
+    try:
+        path = root.joinpath(*parts)
+        within = path.resolve().is_relative_to(root.resolve())
+    except (OSError, ValueError) as error:
+        raise EvidenceError(shown, f"is no usable path ({error})") from error
+    if not within:
+        raise EvidenceError(shown, "leaves its folder by a link")
+    return path
+
+
+def read_bytes(path: Path, shown: str, *, limit: int = MAX_JSON_BYTES) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > limit:
+            raise EvidenceError(shown, f"has {size} bytes, more than the {limit} that a gate reads")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise MissingEvidenceError(shown, "is missing") from None
+    except OSError as error:
+        raise EvidenceError(shown, f"can't be read ({error.strerror})") from error
+
+
+# ---- JSON
+
+
+def parse_json(text: bytes, shown: str, *, allow_nan: bool = False) -> Any:
+    """A JSON value. Duplicate keys are refused; so are NaN and Infinity, unless they are what is judged."""
+    try:
+        value = json.loads(
+            text.decode("utf-8"),
+            object_pairs_hook=lambda pairs: _object(pairs, shown),
+            parse_constant=float if allow_nan else lambda name: _refuse(shown, f"holds {name}"),
+        )
+    except UnicodeDecodeError as error:
+        raise EvidenceError(shown, f"is not UTF-8 (byte {error.start})") from error
+    except json.JSONDecodeError as error:
+        raise EvidenceError(shown, f"is not JSON: {error.msg}, line {error.lineno}") from error
+    except RecursionError as error:
+        raise EvidenceError(shown, "is nested too deeply") from error
+    except ValueError as error:  # an integer of more digits than Python converts
+        raise EvidenceError(shown, f"is not JSON: {error}") from error
+    _bound_depth(value, shown)
+    if not allow_nan:
+        _refuse_overflow(value, shown)
+    return value
+
+
+def read_json(path: Path, shown: str) -> Any:
+    return parse_json(read_bytes(path, shown), shown)
+
+
+def read_jsonl(path: Path, shown: str, *, allow_nan: bool = False) -> tuple[list[Any], str]:
+    """All whole lines, and a note on a torn last one, which is what a kill leaves ("" if none)."""
+    return parse_jsonl(read_bytes(path, shown), shown, allow_nan=allow_nan)
+
+
+def parse_jsonl(data: bytes, shown: str, *, allow_nan: bool = False) -> tuple[list[Any], str]:
+    *whole, rest = data.split(b"\n")
+    records = [
+        parse_json(line, f"{shown} line {number}", allow_nan=allow_nan)
+        for number, line in enumerate(whole, 1)
+        if line.strip()
+    ]
+    return records, f"{shown}: the last line is torn ({len(rest)} bytes)" if rest.strip() else ""
+
+
+def _object(pairs: list[tuple[str, Any]], shown: str) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise EvidenceError(shown, f"has the key {twice!r} twice")
+    return document
+
+
+def _refuse(shown: str, message: str) -> NoReturn:
+    raise EvidenceError(shown, message)
+
+
+def _bound_depth(value: Any, shown: str) -> None:
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise EvidenceError(shown, f"is nested deeper than {MAX_DEPTH}")
+        level = [child for item in level for child in _children(item)]
+
+
+def _children(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value
+
+
+def _refuse_overflow(value: Any, shown: str) -> None:
+    """`1e999` is legal JSON and reads as infinity."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, float) and not math.isfinite(item):
+            raise EvidenceError(shown, "holds a number beyond what a float can say")
+        stack.extend(_children(item))
+
+
+# ---- safetensors
+
+# bytes per element of the dtypes that the format defines and we meet
+_WIDTH = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
+}  # fmt: skip
+_NUMPY = {
+    "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "F16": "<f2", "BF16": "<u2",
+    "U32": "<u4", "I32": "<i4", "F32": "<f4", "U64": "<u8", "I64": "<i8", "F64": "<f8",
+}  # fmt: skip
+_MAX_HEADER = 100_000_000  # the limit of the format's own reader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorEntry:
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    """bytes from the start of the file"""
+    size: int
+    """bytes"""
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorFacts:
+    """What a gate needs of a tensor, so that judging needs no array."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+    finite: bool
+    norm: float
+    """Euclidean, over the finite elements"""
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+def read_header(path: Path, shown: str) -> dict[str, TensorEntry]:
+    """The tensors of a safetensors file. Raises EvidenceError unless they fill the file exactly."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as handle:
+            length = int.from_bytes(handle.read(8), "little")
+            if size < 8 or length > min(_MAX_HEADER, size - 8):
+                raise EvidenceError(shown, f"is cut short or no safetensors file ({size} bytes)")
+            header = handle.read(length)
+    except FileNotFoundError:
+        raise MissingEvidenceError(shown, "is missing") from None
+    except OSError as error:
+        raise EvidenceError(shown, f"can't be read ({error.strerror})") from error
+    return parse_header(header, size - 8 - length, shown)
+
+
+def parse_header(header: bytes, body: int, shown: str) -> dict[str, TensorEntry]:
+    """`header` is the JSON text, `body` the number of bytes after it."""
+    document = parse_json(header, f"{shown} header")
+    if not isinstance(document, dict):
+        raise EvidenceError(shown, "has a header that is not an object")
+    document.pop("__metadata__", None)
+    entries = {
+        name: _entry(item, 8 + len(header), f"{shown} tensor {name}") for name, item in document.items()
+    }
+    position = 8 + len(header)
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].size)):
+        if entry.start != position:
+            raise EvidenceError(shown, f"has a hole or an overlap before tensor {name}")
+        position += entry.size
+    if position != 8 + len(header) + body:
+        raise EvidenceError(
+            shown, f"has {body} bytes of tensors, its header says {position - 8 - len(header)}"
+        )
+    return entries
+
+
+def _entry(item: Any, base: int, shown: str) -> TensorEntry:
+    if not isinstance(item, dict) or set(item) != {"dtype", "shape", "data_offsets"}:
+        raise EvidenceError(shown, "is not described by dtype, shape and data_offsets")
+    dtype, shape, offsets = item["dtype"], item["shape"], item["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _WIDTH:
+        raise EvidenceError(shown, f"has the unknown dtype {dtype!r}")
+    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
+        raise EvidenceError(shown, "has a shape or offsets that are no natural numbers")
+    start, end = offsets
+    if end - start != math.prod(shape) * _WIDTH[dtype]:
+        raise EvidenceError(shown, f"takes {end - start} bytes, its shape {shape} of {dtype} needs others")
+    return TensorEntry(dtype=dtype, shape=tuple(shape), start=base + start, size=end - start)
+
+
+def _naturals(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def read_tensor(path: Path, entry: TensorEntry, shown: str) -> Any:
+    """The numpy array of one tensor; bf16 becomes float32. Raises EvidenceError for 8-bit floats."""
+    import numpy as np
+
+    if entry.dtype not in _NUMPY:
+        raise EvidenceError(shown, f"holds {entry.dtype}, which this reader does not decode")
+    with path.open("rb") as handle:
+        handle.seek(entry.start)
+        array = np.frombuffer(handle.read(entry.size), dtype=_NUMPY[entry.dtype]).reshape(entry.shape)
+    if entry.dtype == "BF16":
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array
+
+
+def tensor_facts(path: Path, shown: str) -> dict[str, TensorFacts]:
+    """Digest, finiteness and norm of each tensor, one in memory at a time."""
+    import numpy as np
+
+    facts = {}
+    for name, entry in read_header(path, shown).items():
+        array = read_tensor(path, entry, f"{shown} tensor {name}")
+        finite = np.isfinite(array)
+        with np.errstate(over="ignore"):
+            norm = float(np.linalg.norm(np.where(finite, array, 0).astype(np.float64)))
+        facts[name] = TensorFacts(
+            dtype=entry.dtype,
+            shape=entry.shape,
+            sha256=hashlib.sha256(array.tobytes()).hexdigest(),
+            finite=bool(finite.all()),
+            norm=norm,
+        )
+    return facts
+
+
+# ---- images
+
+
+def picture_size(path: Path, shown: str) -> tuple[int, int]:
+    """Width and height as displayed, after decoding every pixel. Raises EvidenceError if one can't be."""
+    import warnings
+
+    from PIL import Image, ImageOps
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what matters raises; the rest is about metadata
+            with Image.open(path) as image:
+                if image.width * image.height > MAX_IMAGE_PIXELS:
+                    raise EvidenceError(shown, f"has {image.width}x{image.height} pixels, too many")
+                image.load()
+                return ImageOps.exif_transpose(image).size
+    except FileNotFoundError:
+        raise MissingEvidenceError(shown, "is missing") from None
+    except EvidenceError:
+        raise
+    except Exception as error:  # Pillow's plugins raise all kinds: struct, Syntax, Value, OS, its bomb error
+        reason = str(error).replace(str(path), shown).splitlines()
+        raise EvidenceError(
+            shown, f"does not decode ({reason[0] if reason else type(error).__name__})"
+        ) from error
+
+
+# ---- recorded files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFacts:
+    size: int
+    sha256: str
+
+
+def differences(root: Path, recorded: Mapping[str, Mapping[str, Any]], shown: str = "") -> list[str]:
+    """One line per recorded file that is absent, or not the bytes that were recorded."""
+    found = []
+    for relative, record in sorted(recorded.items()):
+        name = f"{shown}/{relative}" if shown else relative
+        path = inside(root, relative, name)
+        if not path.is_file():
+            found.append(f"{name} is missing")
+        elif path.stat().st_size != record["size"]:
+            found.append(f"{name} has {path.stat().st_size} bytes, recorded were {record['size']}")
+        elif file_digest(path) != record["sha256"]:
+            found.append(f"{name} has other bytes than were recorded")
+    return found

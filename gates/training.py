@@ -1,0 +1,127 @@
+"""What gate 07 judges: the cache, the newest smoke run and the newest full run, read once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gates import caches, quantized, runs
+from gates.caches import Cache
+from gates.checks import Evidence
+from gates.evidence import MissingEvidenceError, Reading, attempt, weights_fingerprint
+from gates.runs import Run
+from gates.verdict import EvidenceRef
+from gates.workspace import Workspace
+
+FIT = {"smoke": "finetune fit --smoke", "full": "finetune fit"}
+RESUME = "finetune fit --resume latest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheEvidence:
+    cache: Reading[Cache]
+    dataset: Reading[dict[str, Any]]
+    settings: Reading[dict[str, Any]]
+    """config.yaml with defaults"""
+    roundtrip: Reading[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEvidence:
+    phase: str
+    run: Reading[Run]
+    config: Reading[dict[str, Any]]
+    """config.yaml as parsed"""
+    dataset: Reading[dict[str, Any]]
+    cache_digest: Reading[str]
+    weights: dict[str, str]
+    """component to its fingerprint now; empty where the model is not on this machine"""
+    plan: Reading[dict[str, Any]]
+    target: dict[str, Any]
+    require_device: str | None
+    smoke: "RunEvidence | None" = None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return self.run.get().record
+
+    def line(self, name: str) -> EvidenceRef:
+        return EvidenceRef(path=f"{self.run.get().path}/{name}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training(Evidence):
+    cache: CacheEvidence
+    smoke: RunEvidence
+    full: RunEvidence
+
+
+def collect(workspace: Workspace) -> Training:
+    dataset = attempt(lambda: workspace.evidence("02-dataset"))
+    cache = CacheEvidence(
+        cache=attempt(lambda: caches.read(workspace)),
+        dataset=dataset,
+        settings=attempt(lambda: workspace.settings),
+        roundtrip=attempt(lambda: workspace.evidence("07-cache-roundtrip")),
+    )
+    found = {kind: attempt(lambda kind=kind: _read_run(workspace, kind)) for kind in FIT}  # type: ignore[misc]
+    records = {kind: run.value.record for kind, run in found.items() if run.value}
+    context: dict[str, Any] = {
+        "config": attempt(lambda: workspace.config),
+        "dataset": dataset,
+        "cache_digest": attempt(lambda: caches.trained_digest(workspace)),
+        "weights": _weights(workspace, records),
+        "plan": attempt(lambda: workspace.evidence("04-plan")),
+        "target": workspace.target,
+        "require_device": workspace.require_device,
+    }
+    smoke = RunEvidence(phase="smoke", run=found["smoke"], **context)
+    full = RunEvidence(phase="full", run=found["full"], smoke=smoke, **context)
+    last = records.get("full") or records.get("smoke")
+    return Training(
+        cache=cache,
+        smoke=smoke,
+        full=full,
+        inputs=tuple(sorted(workspace.inputs.values(), key=lambda item: item.path)),
+        device=last["device"]["type"] if last else None,
+        run={kind: run.value.path for kind, run in found.items() if run.value},
+        waiting={
+            kind: _still_running(kind, run.value)
+            for kind, run in found.items()
+            if run.value and run.value.record["state"] == "running"
+        },
+    )
+
+
+def _read_run(workspace: Workspace, kind: str) -> Run:
+    folder = runs.find(workspace, kind)
+    if folder is None:
+        raise MissingEvidenceError(
+            workspace.shown(workspace.runs_folder()), f"holds no {kind} run", remedy=FIT[kind]
+        )
+    return runs.read(workspace, folder)
+
+
+def _weights(workspace: Workspace, records: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Fingerprints of the components that the runs name, as they lie in the model and models/nf4 now."""
+    name = attempt(lambda: workspace.settings["model"]["pretrained_model_name_or_path"])
+    model = attempt(lambda: workspace.resolve(name.get()))
+    if not isinstance(model.value, Path) or not model.value.is_dir():
+        return {}
+    components = {part for record in records.values() for part in record["model"]["fingerprints"]}
+    places = {"": model.value, "nf4": workspace.root / quantized.FOLDER}
+    folders = {}
+    for part in components:
+        place, _, component = part.rpartition("/")
+        if place in places and "\\" not in component:
+            folders[part] = places[place] / component
+    return {part: weights_fingerprint(path) for part, path in sorted(folders.items()) if path.is_dir()}
+
+
+def _still_running(kind: str, run: Run) -> str:
+    record = run.record
+    gone = RESUME if kind == "full" else FIT[kind]
+    return (
+        f"the {kind} run {run.path} is still running: "
+        f"step {record['done_steps']} of {record['planned_steps']}, last heartbeat {record['heartbeat_at']}; "
+        f"wait with `finetune monitor --wait`, or, if its process is gone, `{gone}`"
+    )
