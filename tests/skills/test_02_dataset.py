@@ -1,0 +1,247 @@
+"""Gate 02: a healthy dataset passes, and each planted fault turns its check and no other."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, UnidentifiedImageError
+
+from gates.evidence import file_digest
+
+TARGET, CONTROL, CAPTION = "training_images/s05.png", "control_images/s05.png", "training_images/s05.txt"
+
+
+def _document(made: Any) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(made.evidence("02-dataset").read_text(encoding="utf-8"))
+    return document
+
+
+def _data(change: Callable[[dict[str, Any]], Any]) -> Callable[[Any], None]:
+    """A fault in the evidence, its dataset digest put right again."""
+
+    def spoil(made: Any) -> None:
+        made.edit(made.evidence("02-dataset"), lambda document: change(document["data"]))
+        made.rescan()
+
+    return spoil
+
+
+def _sample(data: dict[str, Any], stem: str = "s05") -> dict[str, Any]:
+    return next(sample for sample in data["samples"] if sample["id"] == stem)
+
+
+def _again(made: Any, stem: str = "s05") -> None:
+    """Record the files of a sample as they are now."""
+
+    def change(data: dict[str, Any]) -> None:
+        sample = _sample(data, stem)
+        for record in (sample["target"], *sample["controls"], sample["caption"]):
+            path = made.dataset / record["path"]
+            record.update(size=path.stat().st_size, sha256=file_digest(path))
+            if "width" in record:
+                with contextlib.suppress(UnidentifiedImageError), Image.open(path) as image:
+                    record.update(width=image.width, height=image.height)
+
+    _data(change)(made)
+
+
+def _write(path: str, content: bytes, *, record: bool = True) -> Callable[[Any], None]:
+    def spoil(made: Any) -> None:
+        (made.dataset / path).write_bytes(content)
+        if record:
+            _again(made)
+
+    return spoil
+
+
+def _picture(path: str, width: int, height: int) -> Callable[[Any], None]:
+    def spoil(made: Any) -> None:
+        Image.fromarray(np.full((height, width, 3), 77, np.uint8)).save(made.dataset / path)
+        _again(made)
+
+    return spoil
+
+
+def _truncate(made: Any) -> None:
+    path = made.dataset / TARGET
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(path)
+    path.write_bytes(path.read_bytes()[:4000])
+    _again(made)
+
+
+def _drop(made: Any) -> None:
+    """As the runtime does with a sample that it can't read: out of the samples, into `dropped`."""
+
+    def change(data: dict[str, Any]) -> None:
+        data["samples"] = [sample for sample in data["samples"] if sample["id"] != "s05"]
+        data["dropped"] = [{"path": TARGET, "reason": "can't be read"}]
+
+    (made.dataset / TARGET).write_bytes(b"no picture")
+    _data(change)(made)
+
+
+def _drop_for_partner(made: Any) -> None:
+    def change(data: dict[str, Any]) -> None:
+        data["samples"] = [sample for sample in data["samples"] if sample["id"] != "s05"]
+        data["dropped"] = [{"path": TARGET, "reason": "no control"}]
+
+    (made.dataset / CONTROL).unlink()
+    _data(change)(made)
+
+
+def _copy_into_train(made: Any) -> None:
+    """s04, trained on, becomes a copy of s00, held out."""
+    shutil.copy(made.dataset / "training_images/s00.png", made.dataset / "training_images/s04.png")
+    _again(made, "s04")
+
+
+def _few(data: dict[str, Any]) -> None:
+    for sample in data["samples"][4:]:
+        sample["split"] = "holdout"
+    for sample in data["samples"][:4]:
+        sample["split"] = "train"
+
+
+def _no_holdout(data: dict[str, Any]) -> None:
+    for sample in data["samples"]:
+        sample["split"] = "train"
+
+
+def _move_targets(made: Any) -> None:
+    (made.dataset / "training_images").rename(made.dataset / "pictures")
+
+
+FAULTS: dict[str, tuple[Callable[[Any], Any], set[str]]] = {
+    "no evidence": (lambda m: m.evidence("02-dataset").unlink(), {"layout-recognised"}),
+    "evidence only begun": (
+        lambda m: m.edit(m.evidence("02-dataset"), lambda d: d.update(complete=False, data={})),
+        {"layout-recognised"},
+    ),
+    "another dataset than the target's": (
+        lambda m: m.edit(".gates/target.json", lambda d: d.update(dataset="other")),
+        {"layout-recognised"},
+    ),
+    "no target folder": (_move_targets, {"layout-recognised"}),
+    "no dataset at all": (lambda m: shutil.rmtree(m.dataset), {"layout-recognised"}),
+    "a file changed": (
+        _write(CAPTION, b"paint square number 5  blue\n", record=False),
+        {"manifest-matches-files"},
+    ),
+    "a target appeared": (
+        lambda m: [
+            shutil.copy(m.dataset / path, m.dataset / path.replace("s05", "new"))
+            for path in (TARGET, CONTROL, CAPTION)
+        ],
+        {"manifest-matches-files"},
+    ),
+    "the digest was edited": (
+        lambda m: m.edit(m.evidence("02-dataset"), lambda d: d["data"].update(dataset_digest="0" * 64)),
+        {"manifest-matches-files"},
+    ),
+    "another size than the picture's": (
+        _data(lambda d: _sample(d)["target"].update(width=640)),
+        {"manifest-matches-files"},
+    ),
+    "a sample twice": (
+        _data(lambda d: d["samples"].append(dict(_sample(d)))),
+        {"manifest-matches-files", "no-duplicates"},
+    ),
+    "four to train on": (_data(_few), {"samples-enough"}),
+    "no caption": (
+        lambda m: (
+            (m.dataset / CAPTION).unlink(),
+            _data(lambda d: _sample(d).update(prompt="", caption=None))(m),
+        ),
+        {"pairs-complete", "captions-usable"},
+    ),
+    "a control without target": (_write("control_images/s99.png", b"", record=False), {"pairs-complete"}),
+    "a1 does not own a10": (
+        lambda m: (m.dataset / CONTROL).rename(m.dataset / "control_images/s055.png"),
+        {"pairs-complete", "manifest-matches-files"},
+    ),
+    "dropped for want of a control": (_drop_for_partner, {"pairs-complete"}),
+    "a target cut short": (_truncate, {"images-decode"}),
+    "no picture": (_write(CONTROL, b"not a picture at all"), {"images-decode"}),
+    "dropped as unreadable": (_drop, {"images-decode"}),
+    "empty caption": (_write(CAPTION, b" \n"), {"captions-usable"}),
+    "caption in cp1252": (_write(CAPTION, "schön".encode("cp1252")), {"captions-usable"}),
+    "prompt lost in decoding": (
+        lambda m: (
+            (m.dataset / CAPTION).write_text("sch\ufffdn", encoding="utf-8"),
+            _again(m),
+            _data(lambda d: _sample(d).update(prompt="sch\ufffdn"))(m),
+        ),
+        {"captions-usable"},
+    ),
+    "prompt is not the caption": (_data(lambda d: _sample(d).update(prompt="another")), {"captions-usable"}),
+    "31 pixels": (_picture(TARGET, 31, 64), {"sizes-usable"}),
+    "a ribbon": (_picture(CONTROL, 40, 400), {"sizes-usable"}),
+    "nothing held out": (_data(_no_holdout), {"holdout-reserved"}),
+    "held out and trained on": (_copy_into_train, {"holdout-reserved", "no-duplicates"}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_turns_its_check(fault: str, made: Any, judge: Any, assert_turned: Any) -> None:
+    spoil, expected = FAULTS[fault]
+    spoil(made)
+    assert_turned(judge(made, "02"), fail=expected)
+
+
+def test_healthy(made: Any, judge: Any, assert_turned: Any) -> None:
+    verdict = judge(made, "02")
+    assert verdict.passes and verdict.counts["pass"] == 10
+    assert_turned(verdict)
+
+
+@pytest.mark.parametrize("path", ["../secret.png", "/etc/secret.png", "C:\\secret.png", "a/../../b.png"])
+def test_paths_that_leave_the_dataset_are_an_error(
+    path: str, made: Any, judge: Any, assert_turned: Any
+) -> None:
+    _data(lambda d: _sample(d)["target"].update(path=path))(made)
+    assert_turned(judge(made, "02"), error={"layout-recognised"})
+
+
+def test_advisory_alone_passes_and_strict_fails(made: Any, judge: Any) -> None:
+    from gates import chain, registry
+    from gates.workspace import Workspace
+
+    shutil.copy(made.dataset / "training_images/s06.png", made.dataset / TARGET)
+    _again(made)
+    assert judge(made, "02").passes
+    strict = chain.judge(registry.load("02"), Workspace.open(made.root), strict=True).whole
+    assert (strict.outcome, strict.first_failure) == ("failed", "no-duplicates")
+
+
+def test_one_caption_for_all_is_told_and_passes(made: Any, judge: Any) -> None:
+    def change(data: dict[str, Any]) -> None:
+        for sample in data["samples"]:
+            sample["prompt"] = "paint it blue"
+
+    for path in (made.dataset / "training_images").glob("*.txt"):
+        path.write_text("paint it blue\n", encoding="utf-8", newline="\n")
+    for index in range(14):
+        _again(made, f"s{index:02d}")
+    _data(change)(made)
+    verdict = judge(made, "02")
+    assert verdict.passes
+    assert next(c for c in verdict.checks if c.id == "captions-varied").status == "info"
+
+
+def test_further_controls_and_masks_belong_to_their_target(made: Any) -> None:
+    from gates.datasets import count
+
+    for name in (
+        "control_images/s05_control_2.png",
+        "training_images/s05_control_1.png",
+        "control_images/s05_mask.png",
+    ):
+        shutil.copy(made.dataset / CONTROL, made.dataset / name)
+    counted = count(made.dataset)
+    pair = next(pair for pair in counted.pairs if pair.target == TARGET)
+    assert len(counted.pairs) == 14 and not counted.strays
+    assert pair.controls == (CONTROL, "control_images/s05_control_2.png", "training_images/s05_control_1.png")
