@@ -1,0 +1,23 @@
+"""Step 03, environment: look at the packages and what they do when they are used, then judge.
+
+    python scripts/run.py --workspace DIR
+
+Equal to `finetune probe --environment` followed by `gate check 03`; does nothing where the gate passes already.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from gates.cli import main as gate
+from runtime.cli import main as finetune
+from runtime.skill import Step, follow
+
+STEPS = [Step(work=[["probe", "--environment"]], judged_by=["check", "03"])]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return follow(str(__doc__), STEPS, finetune=finetune, gate=gate, argv=argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
