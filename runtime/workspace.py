@@ -21,8 +21,19 @@ def tool() -> dict[str, str]:
 
 def host_id() -> str:
     """A digest that tells two machines apart and names neither."""
-    facts = [platform.node(), platform.machine(), platform.system(), hex(uuid.getnode())]
+    facts = [platform.node(), platform.machine(), platform.system(), _installation()]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()
+
+
+def _installation() -> str:
+    """What the system itself tells its installations apart by; empty where it has no such thing."""
+    if sys.platform == "win32":
+        import winreg
+
+        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"SOFTWARE\Microsoft\Cryptography") as key:
+            return str(winreg.QueryValueEx(key, "MachineGuid")[0])
+    path = Path("/etc/machine-id")
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ def command(with_cache: bool, dry_run: bool, workspace: Workspace, as_json: bool
 
 def _surplus(run: Path, document: dict[str, Any]) -> list[Path]:
     """Older -last- checkpoints and what a kill left half made; nothing of a run that still goes."""
-    if document.get("state") == "running" and record.is_alive(document):
+    if record.is_alive(document):
         return []
     half_made = [p for p in run.iterdir() if p.is_dir() and p.name.startswith(".checkpoint-")]
     return [*checkpoints.lasts(run)[:-1], *half_made]

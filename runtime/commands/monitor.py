@@ -67,15 +67,20 @@ def newest(workspace: Workspace) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """State, progress, loss and memory of a run; `gone` is a run whose process died without a word."""
+    """State, progress, loss and memory of a run.
+
+    `gone` is a run whose process died without a word; run.json is told, for the gates judge files and
+    can't look for a process.
+    """
     if not (path / "run.json").is_file():
         raise UserError(f"{path} is no run: it has no run.json", remedy="finetune monitor")
     document = files.read_json(path / "run.json")
     lines = files.read_json_lines(path / "metrics.jsonl")
     last = lines[-1] if lines else {}
     state = document["state"]
-    if state == "running" and not record.is_alive(document):
+    if state == "running" and record.has_vanished(document):
         state = "gone"
+        record.bury(path, document)
     done = last.get("step", document["done_steps"])
     recent = sorted(line["step_s"] for line in lines[-WINDOW:])
     step_s = recent[len(recent) // 2] if recent else None

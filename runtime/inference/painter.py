@@ -10,9 +10,10 @@ from torch import Tensor
 from runtime import device
 from runtime.config.model import Config
 from runtime.families import base
-from runtime.families.base import Conditioning, Family
+from runtime.families.base import Family
 from runtime.inference import sampler
 from runtime.training import trainables
+from runtime.training.objective import predictor
 from runtime.training.trainables import Adapter
 
 VARIANTS = ("base", "adapter", "zero")
@@ -42,7 +43,7 @@ class Painter:
         self.adapter: Adapter | None = None
         if checkpoint is not None:
             self.adapter = trainables.load_adapter(denoiser, checkpoint)
-        self.denoiser = denoiser.eval()
+        self.predict = predictor(family, denoiser.eval(), self.device, self.dtype)
         self.vae = family.load_vae(model, device=self.device.type, dtype=self.dtype)
 
     @contextlib.contextmanager
@@ -56,13 +57,6 @@ class Painter:
         else:
             with self.adapter.zeroed():
                 yield
-
-    def predict(self, noisy: Tensor, sigma: Tensor, told: Conditioning) -> Tensor:
-        kind = self.device.type
-        with device.autocast(self.device, self.dtype):
-            return self.family.predict(
-                self.denoiser, noisy.to(kind, self.dtype), sigma.to(kind), told.to(kind, self.dtype)
-            )
 
     def sample(self, name: str, tensors: dict[str, Tensor], *, size: tuple[int, int], seed: int) -> Tensor:
         """Latents [1, C, h, w] for the conditioning in `tensors`; `size` is height and width in pixels."""

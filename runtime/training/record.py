@@ -111,16 +111,29 @@ def lineage(project: Path, run: Path, document: dict[str, Any]) -> list[tuple[Pa
 
 
 def is_alive(document: dict[str, Any]) -> bool:
-    """Whether the process that writes this run still lives; false for a run of another machine."""
+    """Whether the process that writes this run still lives, as far as this machine can tell."""
+    return document["state"] == "running" and not has_vanished(document)
+
+
+def has_vanished(document: dict[str, Any]) -> bool:
+    """Whether a run that calls itself running has no process here; a run of another machine is left to it."""
     import psutil
 
-    if document["host_id"] != host_id() or not psutil.pid_exists(document["pid"]):
+    if document["host_id"] != host_id():
         return False
+    if not psutil.pid_exists(document["pid"]):
+        return True
     process = psutil.Process(document["pid"])
-    zombie: bool = process.status() == psutil.STATUS_ZOMBIE
     # A process id comes round again: one that started after the run is another process.
     launched = datetime.fromisoformat(document["launched_at"]).timestamp()
-    return not zombie and process.create_time() <= launched + 1.0
+    return bool(process.status() == psutil.STATUS_ZOMBIE or process.create_time() > launched + 1.0)
+
+
+def bury(path: Path, document: dict[str, Any]) -> None:
+    """Record the end of a run whose process can't do it any more."""
+    ended = {"state": "failed", "outcome": "vanished", "ended_at": files.utc_now()}
+    reason = "its process ended without a word: killed, out of memory, or a driver abort"
+    files.write_json(path / "run.json", {**document, **ended, "reason": reason})
 
 
 def first_document(*, run_id: str, kind: str, device: Device, **facts: Any) -> dict[str, Any]:

@@ -227,7 +227,7 @@ def stopped_at_max_steps(e: RunEvidence) -> Finding:
     faults = judging.step_faults(record, steps, configured)
     if e.phase == "smoke" and record["planned_steps"] > SMOKE_STEPS_MAX:
         faults.append(f"{record['planned_steps']} steps are no smoke run; {SMOKE_STEPS_MAX} are the most")
-    stopped = record["state"] in ("interrupted", "failed") and e.phase == "full" and record["done_steps"] > 0
+    stopped = record["state"] in ("interrupted", "failed") and e.phase == "full" and e.run.get().last_folders
     return verdict_of(
         not faults,
         listing(faults),
