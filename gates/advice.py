@@ -11,7 +11,7 @@ from gates.verdict import Check, Verdict, first_of
 
 Kind = Literal["run", "edit", "wait", "done"]
 # A command line inside a remedy: up to a comma, a bracket or the end of the sentence.
-_COMMAND = re.compile(r"\b(?:finetune|gate) [a-z][^,;()]*")
+_COMMAND = re.compile(r"\b(?:finetune|gate|hf) [a-z][^,;()]*")
 INIT = "finetune init --model MODEL --dataset FOLDER"
 
 

@@ -6,11 +6,12 @@ import click
 
 from runtime.adaptation import measure
 from runtime.commands import common
+from runtime.commands.detach import LongCommand
 from runtime.config.load import load_config
 from runtime.workspace import Workspace
 
 
-@click.command(cls=common.Command)
+@click.command(cls=LongCommand)
 @common.workspace_option
 @common.json_option
 def command(workspace: Workspace, as_json: bool) -> None:

@@ -7,13 +7,14 @@ import click
 from runtime.cache import build
 from runtime.cache.build import Summary
 from runtime.commands import common
+from runtime.commands.detach import LongCommand
 from runtime.config.load import load_config
 from runtime.config.resolve import resolve
 from runtime.progress import Progress
 from runtime.workspace import Workspace
 
 
-@click.command(cls=common.Command)
+@click.command(cls=LongCommand)
 @common.workspace_option
 @common.json_option
 def command(workspace: Workspace, as_json: bool) -> None:

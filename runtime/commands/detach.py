@@ -1,50 +1,109 @@
-"""A fit in the background: survives the shell that started it, on Windows too."""
+"""--detach, for every command that outlasts an agent's tool call: start it apart, say where to look, return."""
 
-import subprocess
-import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import click
+
+from runtime import jobs
+from runtime.commands import common
+from runtime.config.load import load_config
 from runtime.errors import UserError
 from runtime.training import record
 from runtime.workspace import Workspace
 
-LAUNCH_S = 600.0  # loading and quantizing a 20-billion-parameter base comes before run.json
-TAIL = 5
+SETTLE_S = 2.0  # what is wrong at the very start shows within it
+LAUNCH_S = 600.0  # loading and quantizing a 20-billion-parameter base comes before a run's run.json
+
+DETACH = "--detach"
 
 
-def fit(workspace: Workspace, *, smoke: bool, resume: str | None) -> dict[str, Any]:
-    """Start `finetune fit`; returns once its run exists. Raises UserError with the log's end where it died."""
-    from runtime.config.load import load_config
+class LongCommand(common.Command):
+    """A command that takes --detach; what else it was given is handed on to the background as it stands."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        help_text = "Run in the background; `finetune monitor` waits for it."
+        self.params.append(click.Option([DETACH], is_flag=True, expose_value=False, help=help_text))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta["line"] = _handed_on(args)
+        ctx.meta["detached"] = DETACH in args
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if not ctx.meta["detached"]:
+            return super().invoke(ctx)
+        workspace, as_json = ctx.params["workspace"], ctx.params["as_json"]
+        with common.boundary(workspace):
+            name = str(ctx.info_name)
+            begin = fit if name == "fit" else job
+            return begin(workspace, name, ctx.meta["line"], as_json=as_json)
+
+
+def _handed_on(args: Sequence[str]) -> list[str]:
+    """The options without those that speak of this process alone."""
+    kept: list[str] = []
+    skip = False
+    for part in args:
+        if not skip and part not in (DETACH, "--json", "--workspace") and not part.startswith("--workspace="):
+            kept.append(part)
+        skip = part == "--workspace"
+    return kept
+
+
+def job(workspace: Workspace, name: str, options: Sequence[str], *, as_json: bool) -> None:
+    """Start `finetune NAME OPTIONS`; returns once it has had time to die of a wrong start."""
+    load_config(workspace.config_path)  # every long command reads it, and here its faults are seen at once
+    child = jobs.start(workspace, name, options)
+    _unless_dead(workspace, name, child, lambda: False, SETTLE_S)
+    _tell({"job": name, **_place(workspace, name, child)}, f"finetune monitor --job {name} --wait", as_json)
+
+
+def fit(workspace: Workspace, name: str, options: Sequence[str], *, as_json: bool) -> None:
+    """Start `finetune fit OPTIONS`; returns once its run exists."""
     logging = load_config(workspace.config_path).config.logging
     project = workspace.resolve(logging.output_dir) / logging.tracker_project_name
-    line = [sys.executable, "-m", "runtime", "fit", "--workspace", str(workspace.root)]
-    line += ["--smoke"] * smoke + (["--resume", resume] if resume else [])
-    log = workspace.root / ".gates" / "logs" / f"fit-{int(time.time())}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
-        child = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=output, stderr=output, **_apart())
-    deadline = time.monotonic() + LAUNCH_S
-    while time.monotonic() < deadline:
-        for path, document in record.runs(project):
-            if document.get("pid") == child.pid:
-                child.returncode = 0  # it outlives us on purpose; Popen would warn of a child not waited for
-                place = path.relative_to(workspace.root).as_posix()
-                return {"run": place, "pid": child.pid, "log": log.relative_to(workspace.root).as_posix()}
+    child = jobs.start(workspace, name, options)
+
+    def opened() -> list[str]:
+        found = (path for path, document in record.runs(project) if document.get("pid") == child.pid)
+        return [path.relative_to(workspace.root).as_posix() for path in found]
+
+    _unless_dead(workspace, name, child, lambda: bool(opened()), LAUNCH_S)
+    run = opened()
+    if not run:
+        raise UserError(f"no run after {LAUNCH_S:.0f} s", remedy="finetune monitor --job fit")
+    _tell({"run": run[0], **_place(workspace, name, child)}, "finetune monitor --wait", as_json)
+
+
+def _place(workspace: Workspace, name: str, child: Any) -> dict[str, Any]:
+    log = jobs.path_of(workspace, name).with_suffix(".log").relative_to(workspace.root).as_posix()
+    return {"pid": child.pid, "log": log}
+
+
+def _unless_dead(
+    workspace: Workspace, name: str, child: Any, ready: Callable[[], bool], limit_s: float
+) -> None:
+    """Wait until `ready` or the limit. Raises UserError with the log's end where the command failed before."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline and not ready():
         if child.poll() is not None:
-            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
+            if child.returncode == 0:
+                return
+            lines = jobs.tail(jobs.path_of(workspace, name).with_suffix(".log"))
             raise UserError(
-                f"the fit ended with {child.returncode} before it opened a run:\n  " + "\n  ".join(lines),
-                remedy="finetune fit, to see all of it",
+                f"finetune {name} ended with {child.returncode} at its start:\n  " + "\n  ".join(lines),
+                remedy=f"finetune {name}, to see all of it",
             )
-        time.sleep(0.2)
-    raise UserError(f"no run after {LAUNCH_S:.0f} s; see {log}", remedy="finetune monitor")
+        time.sleep(0.1)
+    child.returncode = 0  # it outlives us on purpose; Popen would warn of a child not waited for
 
 
-def _apart() -> dict[str, Any]:
-    """A session of its own, so that closing the terminal doesn't take the fit along."""
-    if sys.platform == "win32":
-        flags = subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP
-        return {"creationflags": flags}
-    return {"start_new_session": True}
+def _tell(told: dict[str, Any], following: str, as_json: bool) -> None:
+    if as_json:
+        common.print_json(told)
+    else:
+        click.echo(told.get("run") or told["log"])
+        click.echo(f"next: {following}", err=True)

@@ -2,18 +2,18 @@
 
 import click
 
-from runtime.commands import common, detach
+from runtime.commands import common
+from runtime.commands.detach import LongCommand
 from runtime.config.load import load_config
 from runtime.progress import Progress
 from runtime.workspace import Workspace
 
 
-@click.command(cls=common.Command)
+@click.command(cls=LongCommand)
 @click.option("--smoke", is_flag=True, help="A few steps whose only purpose is to be judged.")
 @click.option(
     "--resume", metavar="latest|PATH", help="Continue from a checkpoint-last-*-last; opens a new v<N>."
 )
-@click.option("--detach", "detached", is_flag=True, help="Run in the background; prints the run's directory.")
 @common.workspace_option
 @common.json_option
 @click.pass_context
@@ -21,17 +21,12 @@ def command(
     ctx: click.Context,
     smoke: bool,
     resume: str | None,
-    detached: bool,
     workspace: Workspace,
     as_json: bool,
 ) -> None:
     """Train the adapter as config.yaml says; Ctrl-C leaves a resumable checkpoint."""
     if smoke and resume:
         raise click.UsageError("--smoke starts anew; it can't be combined with --resume")
-    if detached:
-        started = detach.fit(workspace, smoke=smoke, resume=resume)
-        common.print_json(started) if as_json else click.echo(started["run"])
-        return
     from runtime.training import loop, session
 
     loaded = load_config(workspace.config_path)

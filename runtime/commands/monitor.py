@@ -1,16 +1,17 @@
-"""finetune monitor [--run DIR] [--wait] [--timeout S] [--interval S] [--count N]
+"""finetune monitor [--run DIR | --job NAME] [--wait] [--timeout S] [--interval S] [--count N]
 
 Reads what the run itself records. The allocator's counters belong to the training process: another
 process that asks torch for them reads 0, whatever the fit uses.
 """
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from runtime import files
+from runtime import files, jobs
 from runtime.commands import common
 from runtime.config.load import load_config
 from runtime.errors import UserError
@@ -24,7 +25,10 @@ WINDOW = 50
 
 @click.command(cls=common.Command)
 @click.option("--run", "run_dir", metavar="DIR", help="A run's directory.  [default: the newest]")
-@click.option("--wait", is_flag=True, help="Return when the run has ended.")
+@click.option(
+    "--job", metavar="NAME", help="A command started with --detach (cache, quantize, ...) instead of a run."
+)
+@click.option("--wait", is_flag=True, help="Return when it has ended.")
 @click.option("--timeout", type=float, metavar="S", help="With --wait: return after S seconds at the latest.")
 @click.option("--interval", type=float, default=2.0, show_default=True, help="Seconds between readings.")
 @click.option(
@@ -34,6 +38,7 @@ WINDOW = 50
 @common.json_option
 def command(
     run_dir: str | None,
+    job: str | None,
     wait: bool,
     timeout: float | None,
     interval: float,
@@ -41,21 +46,37 @@ def command(
     workspace: Workspace,
     as_json: bool,
 ) -> None:
-    """Show how far a run is, or wait for its end; reads the run's own record."""
-    path = workspace.resolve(run_dir) if run_dir else newest(workspace)
+    """Show how far a run or a background job is, or wait for its end."""
+    if job is not None:
+        look, say = partial(read_job, workspace, job), spoken_job
+    else:
+        look, say = partial(read, workspace.resolve(run_dir) if run_dir else newest(workspace)), spoken
     deadline = time.monotonic() + timeout if timeout is not None else None
-    reading, shown = read(path), 0
+    shown = 0
     while True:
-        if not wait or reading["state"] != "running":
-            common.print_json(reading) if as_json else click.echo(spoken(reading))
+        reading = look()
+        late = deadline is not None and time.monotonic() >= deadline
+        ended = reading["state"] != "running" or late
+        if not wait or ended:
+            common.print_json(reading) if as_json else click.echo(say(reading))
             shown += 1
-        ended = reading["state"] != "running"
-        if ended or (not wait and shown == count) or (deadline is not None and time.monotonic() >= deadline):
-            break
+        if ended or (not wait and shown == count):
+            return
         time.sleep(interval)
-        reading = read(path)
-    if wait and reading["state"] == "running":
-        common.print_json(reading) if as_json else click.echo(spoken(reading))
+
+
+def read_job(workspace: Workspace, name: str) -> dict[str, Any]:
+    """A background job's record, its log's last line with the progress, and what to do next."""
+    document = jobs.read(workspace, name)
+    following = {"running": f"finetune monitor --job {name} --wait", "completed": "gate next"}
+    return {**document, "next": following.get(document["state"], document["command"])}
+
+
+def spoken_job(reading: dict[str, Any]) -> str:
+    head = f"job {reading['name']} {reading['state']}  {reading['last_line']}"
+    return (
+        head if reading["state"] == "running" else f"{head}\nlog: {reading['log']}\nnext: {reading['next']}"
+    )
 
 
 def newest(workspace: Workspace) -> Path:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from runtime.commands import common
+from runtime.commands.detach import LongCommand
 from runtime.config.load import load_config
 from runtime.config.model import Config
 from runtime.errors import UserError
@@ -25,7 +26,7 @@ COMPONENTS = ("transformer", "text_encoder")
 SPARE_GIB = 1.0
 
 
-@click.command(cls=common.Command)
+@click.command(cls=LongCommand)
 @click.option(
     "--component",
     "components",

@@ -3,13 +3,14 @@
 import click
 
 from runtime.commands import common
+from runtime.commands.detach import LongCommand
 from runtime.config.load import load_config
 from runtime.inference import validate
 from runtime.progress import Progress
 from runtime.workspace import Workspace
 
 
-@click.command(cls=common.Command)
+@click.command(cls=LongCommand)
 @click.option(
     "--checkpoint",
     default="best",

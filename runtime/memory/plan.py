@@ -178,7 +178,8 @@ def locate_model(workspace: Workspace, reference: str) -> Path:
     folder = workspace.resolve(reference)
     if folder.is_dir():
         return folder
-    if not reference.startswith(EXTERNAL) and reference.count("/") == 1:
+    hub = not reference.startswith(EXTERNAL) and reference.count("/") == 1
+    if hub:
         try:
             from huggingface_hub import snapshot_download
 
@@ -187,7 +188,7 @@ def locate_model(workspace: Workspace, reference: str) -> Path:
             pass
     raise UserError(
         f"the base {reference} is not on this machine: {folder} is no folder",
-        remedy="fetch it, then finetune init --model FOLDER",
+        remedy=f"hf download {reference}" if hub else "fetch it, then finetune init --model FOLDER",
     )
 
 

@@ -1,0 +1,85 @@
+"""Long commands in the background: started apart, recorded, waited for."""
+
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from runtime import cli, files, jobs
+from runtime.commands import detach
+from runtime.errors import UserError
+
+
+def finetune(lab: Any, *line: str) -> int:
+    return cli.main([*line, "--workspace", str(lab.root)])
+
+
+def waited(lab: Any, capsys: Any, name: str) -> dict[str, Any]:
+    capsys.readouterr()
+    line = ("monitor", "--job", name, "--wait", "--timeout", "60", "--interval", "0.1", "--json")
+    assert finetune(lab, *line) == 0
+    reading: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return reading
+
+
+@pytest.mark.parametrize(
+    ("args", "kept"),
+    [
+        (["--detach"], []),
+        (["--smoke", "--detach", "--json"], ["--smoke"]),
+        (["--workspace", "a b", "--resume", "latest", "--detach"], ["--resume", "latest"]),
+        (["--detach", "--workspace=x", "--resume", "--json"], ["--resume"]),
+    ],
+)
+def test_what_is_handed_on(args: list[str], kept: list[str]) -> None:
+    assert detach._handed_on(args) == kept
+
+
+def test_a_cache_in_the_background(lab: Any, capsys: Any) -> None:
+    lab.configure({"data.processor.target_size": [32, 32]})
+    assert finetune(lab, "cache", "--detach", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["job"] == "cache" and told["pid"] != os.getpid()
+    reading = waited(lab, capsys, "cache")
+    assert (reading["state"], reading["exit"], reading["next"]) == ("completed", 0, "gate next")
+    assert reading["command"] == "finetune cache"
+    assert "built" in (lab.root / reading["log"]).read_text(encoding="utf-8")
+
+
+def test_a_start_that_fails_at_once_is_told_at_once(lab: Any, capsys: Any) -> None:
+    lab.workspace.config_path.write_text("model: [", encoding="utf-8")
+    assert finetune(lab, "cache", "--detach") == 1
+    out, err = capsys.readouterr()
+    assert out == "" and "config.yaml" in err
+    assert not jobs.path_of(lab.workspace, "cache").exists()
+
+
+def test_one_job_of_a_name_at_a_time(lab: Any) -> None:
+    jobs.start(lab.workspace, "monitor", ["--count", "0", "--interval", "0.05", "--run", "nowhere"]).wait()
+    record = jobs.path_of(lab.workspace, "monitor")
+    document = files.read_json(record)
+    assert document["exit"] == 1 and jobs.read(lab.workspace, "monitor")["state"] == "failed"
+    files.write_json(record, {**document, "exit": None, "pid": os.getpid()})
+    with pytest.raises(UserError, match="still running in the background"):
+        jobs.start(lab.workspace, "monitor", [])
+
+
+def test_a_job_that_was_killed_is_gone(lab: Any, capsys: Any) -> None:
+    lab.configure({"train.max_train_steps": 4000, "train.checkpointing_steps": 4000})
+    child = jobs.start(lab.workspace, "fit", [])
+    deadline = time.monotonic() + 60
+    while jobs.read(lab.workspace, "fit")["pid"] != child.pid:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    reading = waited(lab, capsys, "fit")
+    assert (reading["state"], reading["next"]) == ("gone", "finetune fit")
+
+
+def test_no_such_job(lab: Any, capsys: Any) -> None:
+    assert finetune(lab, "monitor", "--job", "cache") == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "next: finetune cache --detach"
