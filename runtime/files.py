@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 SAMPLED_ABOVE = 64 * 2**20  # bytes; hashing 54 GB of weights takes minutes, three MiB of each file do not
 PIECE = 2**20
@@ -78,19 +78,19 @@ def write_with(path: Path, write: Callable[[Path], object]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write(temporary)
-        _sync(temporary)
-        _replace(temporary, path)
+        sync(temporary)
+        rename(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     with path.open("rb+") as handle:
         os.fsync(handle.fileno())
 
 
-def _replace(source: Path, target: Path) -> None:
-    """Rename over `target`; Windows refuses while a scanner holds it, for a moment."""
+def rename(source: Path, target: Path) -> None:
+    """Rename, over `target` where that is a file; Windows refuses while a scanner holds it, for a moment."""
     for attempt in range(20):
         try:
             source.replace(target)
@@ -102,10 +102,27 @@ def _replace(source: Path, target: Path) -> None:
 
 
 def append_json_line(path: Path, value: Any) -> None:
-    """One complete line in one write, so that a kill can tear at most the last one."""
+    """One complete line in one write, so that a kill can tear at most the last one; such a tail is cut off."""
     line = json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
-    with path.open("ab") as handle:
+    with path.open("ab+") as handle:
+        _cut_torn_tail(handle)
         handle.write(line.encode("utf-8"))
+
+
+def _cut_torn_tail(handle: BinaryIO) -> None:
+    end = handle.seek(0, os.SEEK_END)
+    place = end
+    while place > 0:
+        start = max(0, place - PIECE)
+        handle.seek(start)
+        newline = handle.read(place - start).rfind(b"\n")
+        if newline >= 0:
+            place = start + newline + 1
+            break
+        place = start
+    if place < end:
+        handle.truncate(place)
+    handle.seek(0, os.SEEK_END)
 
 
 def read_json(path: Path) -> Any:

@@ -8,14 +8,16 @@ is what the background process runs; it keeps its exit status in the record. One
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from runtime import files
 from runtime.errors import UserError
 from runtime.workspace import Workspace, host_id
 
 TAIL = 5
+BIRTH_S = 60.0  # in which a new process must have noted its number
 
 
 def start(workspace: Workspace, name: str, options: Sequence[str]) -> "subprocess.Popen[bytes]":
@@ -41,22 +43,19 @@ def start(workspace: Workspace, name: str, options: Sequence[str]) -> "subproces
     }
     files.write_json(record, document)
     with log.open("wb") as output:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "runtime.jobs", str(record), *line],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            **_apart(),
-        )
-    return child
+        return _spawn([sys.executable, "-m", "runtime.jobs", str(record), *line], output)
 
 
-def _apart() -> dict[str, Any]:
-    """A session of its own, so that closing the terminal doesn't take the job along."""
-    if sys.platform == "win32":
-        flags = subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP
-        return {"creationflags": flags}
-    return {"start_new_session": True}
+def _spawn(line: list[str], output: BinaryIO) -> "subprocess.Popen[bytes]":
+    """In a session of its own, so that closing the terminal, or an agent's tool call, doesn't take it along."""
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+    if sys.platform != "win32":
+        return subprocess.Popen(line, start_new_session=True, **streams)
+    apart = subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP
+    try:
+        return subprocess.Popen(line, creationflags=apart | subprocess.CREATE_BREAKAWAY_FROM_JOB, **streams)
+    except PermissionError:  # the job that we are in lets nobody go
+        return subprocess.Popen(line, creationflags=apart, **streams)
 
 
 def path_of(workspace: Workspace, name: str) -> Path:
@@ -84,11 +83,15 @@ def _state(document: dict[str, Any]) -> str:
 def _lives(document: dict[str, Any]) -> bool:
     import psutil
 
-    if document["host_id"] != host_id() or document["pid"] == 0:
-        return True  # of another machine, or not yet come to write its own number
-    if not psutil.pid_exists(document["pid"]):
+    if document["host_id"] != host_id():
+        return True  # nothing here can tell
+    if document["pid"] == 0:  # not yet come to write its own number, or dead before it could
+        started = datetime.fromisoformat(document["started_at"])
+        return (datetime.now(UTC) - started).total_seconds() < BIRTH_S
+    try:
+        return bool(psutil.Process(document["pid"]).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
         return False
-    return bool(psutil.Process(document["pid"]).status() != psutil.STATUS_ZOMBIE)
 
 
 def tail(log: Path) -> list[str]:

@@ -1,6 +1,7 @@
 """The directory in which the user works: its places, its target, its evidence."""
 
 import hashlib
+import os
 import platform
 import sys
 import uuid
@@ -21,7 +22,8 @@ def tool() -> dict[str, str]:
 
 def host_id() -> str:
     """A digest that tells two machines apart and names neither."""
-    facts = [platform.node(), platform.machine(), platform.system(), _installation()]
+    # A name changes with a container or a whim; it stands in only where the system gives nothing better.
+    facts = [_installation() or platform.node(), platform.machine(), platform.system()]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
 
@@ -61,20 +63,28 @@ class Workspace:
                 f"{self.root} is not a workspace: .gates/target.json is missing",
                 remedy="finetune init --model MODEL --dataset FOLDER",
             )
-        document: dict[str, Any] = files.read_json(self.target_path)
+        try:
+            document: dict[str, Any] = files.read_json(self.target_path)
+        except ValueError as error:
+            raise UserError(
+                f"{self.target_path} is damaged: {error}",
+                remedy="finetune init --model MODEL --dataset FOLDER",
+            ) from error
         return document
 
     def externals(self) -> dict[str, str]:
         """Absolute paths of this machine by name; empty where none was given."""
-        if not self.local_path.is_file():
-            return {}
-        external: dict[str, str] = files.read_json(self.local_path).get("external", {})
+        try:
+            external: dict[str, str] = dict(files.read_json(self.local_path)["external"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}  # absent, or damaged: `finetune init` writes it anew
         return external
 
     def resolve(self, reference: str) -> Path:
         """The path that a config or evidence means: `external:NAME`, absolute, or inside."""
         if not reference.startswith(EXTERNAL):
-            return (self.root / Path(reference).expanduser()).resolve()
+            # Links are not followed: what lies under the root by name is inside, wherever it is kept.
+            return Path(os.path.abspath(self.root / Path(reference).expanduser()))  # noqa: PTH100
         name = reference.removeprefix(EXTERNAL)
         if name not in self.externals():
             raise UserError(
@@ -99,11 +109,17 @@ class Workspace:
 
     def evidence(self, name: str) -> dict[str, Any] | None:
         """The data of complete evidence, or None."""
-        path = self.evidence_path(name)
-        if not path.is_file():
+        document = self.envelope(name)
+        return dict(document["data"]) if document else None
+
+    def envelope(self, name: str) -> dict[str, Any] | None:
+        """Complete evidence as written; None where it is absent, unfinished or damaged: it gets made anew."""
+        try:
+            document = files.read_json(self.evidence_path(name))
+            whole = document["complete"] is True and isinstance(document["data"], dict)
+            return document if whole and isinstance(document["inputs"]["files"], dict) else None
+        except (OSError, ValueError, KeyError, TypeError):
             return None
-        document = files.read_json(path)
-        return dict(document["data"]) if document["complete"] else None
 
 
 @dataclass(frozen=True, slots=True)

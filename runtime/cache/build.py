@@ -145,10 +145,8 @@ def _roundtrip_inputs(job: Job) -> dict[str, str]:
 
 
 def _roundtrip_is_stale(job: Job) -> bool:
-    if job.workspace.evidence("07-cache-roundtrip") is None:
-        return True
-    recorded = files.read_json(job.workspace.evidence_path("07-cache-roundtrip"))["inputs"]["files"]
-    return bool(recorded != _roundtrip_inputs(job))
+    recorded = job.workspace.envelope("07-cache-roundtrip")
+    return recorded is None or bool(recorded["inputs"]["files"] != _roundtrip_inputs(job))
 
 
 def _roundtrip(job: Job, encoders: Encoders, manifest_digest: str) -> None:

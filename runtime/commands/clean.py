@@ -22,7 +22,7 @@ from runtime.workspace import Workspace
 def command(with_cache: bool, dry_run: bool, workspace: Workspace, as_json: bool) -> None:
     """Reduce each run to one -last- checkpoint and remove half-written folders; never an adapter."""
     config = load_config(workspace.config_path).config
-    project = workspace.resolve(config.logging.output_dir) / config.logging.tracker_project_name
+    project = record.project(workspace, config.logging)
     doomed = [path for run, document in record.runs(project) for path in _surplus(run, document)]
     if with_cache:
         doomed += Store(workspace.resolve(config.cache.cache_dir)).unlisted()

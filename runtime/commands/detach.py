@@ -64,11 +64,13 @@ def job(workspace: Workspace, name: str, options: Sequence[str], *, as_json: boo
 def fit(workspace: Workspace, name: str, options: Sequence[str], *, as_json: bool) -> None:
     """Start `finetune fit OPTIONS`; returns once its run exists."""
     logging = load_config(workspace.config_path).config.logging
-    project = workspace.resolve(logging.output_dir) / logging.tracker_project_name
+    project = record.project(workspace, logging)
     child = jobs.start(workspace, name, options)
 
     def opened() -> list[str]:
-        found = (path for path, document in record.runs(project) if document.get("pid") == child.pid)
+        # By the number that the process itself wrote: a Windows venv starts Python through another one.
+        pid = jobs.read(workspace, name)["pid"]
+        found = (path for path, document in record.runs(project) if document.get("pid") == pid)
         return [path.relative_to(workspace.root).as_posix() for path in found]
 
     _unless_dead(workspace, name, child, lambda: bool(opened()), LAUNCH_S)
@@ -80,7 +82,7 @@ def fit(workspace: Workspace, name: str, options: Sequence[str], *, as_json: boo
 
 def _place(workspace: Workspace, name: str, child: Any) -> dict[str, Any]:
     log = jobs.path_of(workspace, name).with_suffix(".log").relative_to(workspace.root).as_posix()
-    return {"pid": child.pid, "log": log}
+    return {"pid": jobs.read(workspace, name)["pid"] or child.pid, "log": log}
 
 
 def _unless_dead(

@@ -11,7 +11,7 @@ from runtime.commands import common
 from runtime.config.load import load_config
 from runtime.errors import UserError
 from runtime.inference import validate
-from runtime.training import naming, trainables
+from runtime.training import naming, record, trainables
 from runtime.workspace import Workspace
 
 
@@ -29,7 +29,7 @@ def command(
 ) -> None:
     """Write the adapter under the names that another tool reads, its scale kept."""
     logging = load_config(workspace.config_path).config.logging
-    project = workspace.resolve(logging.output_dir) / logging.tracker_project_name
+    project = record.project(workspace, logging)
     source = validate.find_checkpoint(project, checkpoint, workspace.root) / trainables.WEIGHTS
     path = workspace.resolve(out or f"exports/{logging.tracker_project_name}-{form}.safetensors")
     if path.exists() and not force:

@@ -46,7 +46,7 @@ def write_target(
     workspace: Workspace, *, model: str | None, dataset: str | None, device: str | None
 ) -> dict[str, Any]:
     """Write .gates/target.json and return it. Raises UserError for a path that isn't there."""
-    old: dict[str, Any] = workspace.target() if workspace.target_path.is_file() else {}
+    old = _standing(workspace)
     missing = [
         name for name, value in (("model", model), ("dataset", dataset)) if not value and name not in old
     ]
@@ -66,6 +66,14 @@ def write_target(
     }
     files.write_json(workspace.target_path, document)
     return document
+
+
+def _standing(workspace: Workspace) -> dict[str, Any]:
+    """What a target says already; empty where there is none, or one that can't be read: it is written anew."""
+    try:
+        return workspace.target()
+    except UserError:
+        return {}
 
 
 def _refuse_absent(model: str | None, dataset: str | None) -> None:

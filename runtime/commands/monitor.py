@@ -81,7 +81,7 @@ def spoken_job(reading: dict[str, Any]) -> str:
 
 def newest(workspace: Workspace) -> Path:
     logging = load_config(workspace.config_path).config.logging
-    project = workspace.resolve(logging.output_dir) / logging.tracker_project_name
+    project = record.project(workspace, logging)
     for path, _ in record.runs(project):
         return path
     raise UserError(f"no run below {project}", remedy="finetune fit --smoke")

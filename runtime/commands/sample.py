@@ -13,6 +13,7 @@ from runtime.errors import UserError
 from runtime.inference import validate
 from runtime.memory import made
 from runtime.progress import Progress
+from runtime.training import record
 from runtime.workspace import Workspace
 
 
@@ -69,7 +70,7 @@ def command(
         )
     controls = tuple(_existing(image) for image in images)
     encode.refuse_control_count(family, "this picture", len(controls))
-    project = workspace.resolve(config.logging.output_dir) / config.logging.tracker_project_name
+    project = record.project(workspace, config.logging)
     folder = None if checkpoint == "none" else validate.find_checkpoint(project, checkpoint, workspace.root)
     progress = Progress()
     progress.say("encoding the prompt with its picture")
@@ -86,7 +87,8 @@ def command(
     progress.say("painting")
     painter = Painter(family, model, config, folder, quantized)
     chosen = config.validation.seed if seed is None else seed
-    picture = painter.picture(painter.sample("own", tensors, size=(height, width), seed=chosen))
+    latents, _ = painter.sample("own", tensors, size=(height, width), seed=chosen)
+    picture = painter.picture(latents)
     path = Path(out).expanduser().resolve()
     files.write_with(path, lambda temporary: picture.save(temporary, format="PNG"))
     _print(path, folder, chosen, as_json)

@@ -107,9 +107,13 @@ class Processor(Section):
     target_size: Size = (384, 672)
     """Height and width that targets are resized and centre-cropped to."""
     controls_size: Size | None = None
-    """Height and width of control images. null: as target_size."""
+    """Height and width of control images. null: as target_size. The edit pipelines of diffusers and ComfyUI
+    take about a megapixel whatever the output's size: near that, an adapter meets there what it was trained on."""
     vl_pixels: Annotated[int, Field(gt=0)] | None = None
-    """Area in pixels of the control as the text encoder sees it. null: the family's published value."""
+    """Largest area in pixels of the control as the text encoder sees it: as fitted to controls_size, shrunk to
+    this where larger, never enlarged. The edit pipelines of diffusers and ComfyUI enlarge it too, so a small
+    controls_size means fewer image tokens in training than there: validate at the size of use. null: the
+    family's published value."""
 
 
 class Data(Section):

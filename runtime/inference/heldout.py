@@ -3,6 +3,7 @@
 One number a draw and variant, so that a judge can pair them: what differs is the adapter alone.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ def losses(painter: Painter, name: str, tensors: dict[str, Tensor], *, seed: int
         line: dict[str, Any] = {"sigma": sigma, "noise": label}
         for variant in ("base", "adapter"):
             with painter.variant(variant):
-                line[variant] = float(objective.losses(painter.predict, target, conditioning, draw)[0])
+                loss = float(objective.losses(painter.predict, target, conditioning, draw)[0])
+                line[variant] = loss if math.isfinite(loss) else None
         lines.append(line)
     return lines

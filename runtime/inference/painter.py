@@ -58,8 +58,13 @@ class Painter:
             with self.adapter.zeroed():
                 yield
 
-    def sample(self, name: str, tensors: dict[str, Tensor], *, size: tuple[int, int], seed: int) -> Tensor:
-        """Latents [1, C, h, w] for the conditioning in `tensors`; `size` is height and width in pixels."""
+    def sample(
+        self, name: str, tensors: dict[str, Tensor], *, size: tuple[int, int], seed: int
+    ) -> tuple[Tensor, str]:
+        """Latents [1, C, h, w] for the conditioning in `tensors`, and the digest of the noise they began as.
+
+        `size` is height and width in pixels.
+        """
         validation = self.config.validation
         negative = "negative_embeds" in tensors
         return sampler.sample(

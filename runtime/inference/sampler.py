@@ -5,6 +5,7 @@ run at another size learned. Noise is a function of (seed, sample), so base and 
 from the same and one sample can't shift the noise of the next.
 """
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,17 +31,21 @@ def sample(
     name: str,
     negative: Conditioning | None = None,
     guidance: float = 1.0,
-) -> Tensor:
-    """Normalised latents [1, *shape] fp32 on the CPU; `negative` and `guidance` above 1 turn true CFG on."""
+) -> tuple[Tensor, str]:
+    """Normalised latents [1, *shape] fp32 on the CPU, and the digest of the noise that they began as.
+
+    `negative` and `guidance` above 1 turn true CFG on.
+    """
     scheduler = family.scheduler(model, shape[-2] * shape[-1] // 4, steps)
     latents = draws.noise((1, *shape), "sample", seed, name)
+    started_from = hashlib.sha256(latents.numpy().tobytes()).hexdigest()
     for timestep in scheduler.timesteps:
         sigma = (timestep / scheduler.config.num_train_timesteps).reshape(1).float()
         velocity = predict(latents, sigma, conditioning).float().cpu()
         if negative is not None and guidance > 1:
             velocity = _guide(velocity, predict(latents, sigma, negative).float().cpu(), guidance)
         latents = scheduler.step(velocity, timestep, latents, return_dict=False)[0]
-    return latents
+    return latents, started_from
 
 
 def _guide(velocity: Tensor, negative: Tensor, scale: float) -> Tensor:

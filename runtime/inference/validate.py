@@ -4,7 +4,6 @@ All three start from the same noise, a function of (seed, sample). The zeroed ad
 control experiment: a judge that took it for a trained one would prove nothing.
 """
 
-import hashlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from runtime.inference import heldout
 from runtime.inference.comparison import Row, grid
 from runtime.inference.painter import VARIANTS, Painter
 from runtime.progress import Progress
-from runtime.training import checkpoints, draws, record, trainables
+from runtime.training import checkpoints, record, trainables
 from runtime.workspace import Workspace
 
 EVIDENCE = "08-validation"
@@ -115,43 +114,32 @@ def _entries(job: Job) -> list[dict[str, Any]]:
 def _one(
     job: Job, painter: Painter, entry: dict[str, Any], out: Path, workspace: Workspace
 ) -> tuple[Row, dict[str, Any]]:
+    """One sample, painted by every variant and measured where it is held out: its row and its record."""
     config = painter.config
-    name, split = entry["id"], entry["split"]
+    name, seed = entry["id"], config.validation.seed
     tensors = job.store.read(entry["folder"])
     prompt = job.store.entry(entry["folder"])["document"]["prompt"]
-    pictures = dict(_decoded(painter, tensors))
+    pictures, noise = dict(_decoded(painter, tensors)), {}
     for variant in VARIANTS:
         with painter.variant(variant):
             size = config.data.processor.target_size
-            pictures[variant] = painter.picture(
-                painter.sample(name, tensors, size=size, seed=config.validation.seed)
-            )
+            latents, noise[variant] = painter.sample(name, tensors, size=size, seed=seed)
+        pictures[variant] = painter.picture(latents)
     written = {
         kind: _write(picture, out / kind / f"{entry['folder']}.png", workspace)
         for kind, picture in pictures.items()
     }
-    noise = draws.noise(
-        (1, painter.family.latent_channels, *_latent_size(config)), "sample", config.validation.seed, name
-    )
-    measured = (
-        heldout.losses(painter, name, tensors, seed=config.validation.seed) if split == "holdout" else []
-    )
     blank = Image.new("RGB", pictures["base"].size, (240, 240, 240))
     row = Row(caption=f"{name}: {prompt}", pictures=tuple(pictures.get(c, blank) for c in COLUMNS))
     return row, {
         "id": name,
-        "split": split,
+        "split": entry["split"],
         "key": entry["key"],
         "prompt": prompt,
-        "noise_sha256": {v: hashlib.sha256(noise.numpy().tobytes()).hexdigest() for v in VARIANTS},
+        "noise_sha256": noise,
         "pictures": written,
-        "draws": measured,
+        "draws": heldout.losses(painter, name, tensors, seed=seed) if entry["split"] == "holdout" else [],
     }
-
-
-def _latent_size(config: Config) -> tuple[int, int]:
-    height, width = config.data.processor.target_size
-    return height // 8, width // 8
 
 
 def _decoded(painter: Painter, tensors: dict[str, Any]) -> Iterator[tuple[str, Image.Image]]:
@@ -172,7 +160,7 @@ def _data(
 ) -> dict[str, Any]:
     run = files.read_json(checkpoint.parent / "run.json")
     held = [line for sample in samples for line in sample["draws"]]
-    mean = {v: math.fsum(line[v] for line in held) / max(1, len(held)) for v in ("base", "adapter")}
+    mean = {variant: _mean([line[variant] for line in held]) for variant in ("base", "adapter")}
     return {
         "run": checkpoint.parent.relative_to(workspace.root).as_posix(),
         "run_id": run["run_id"],
@@ -187,3 +175,9 @@ def _data(
         "heldout_mean": mean,
         "samples": samples,
     }
+
+
+def _mean(losses: list[float | None]) -> float | None:
+    """None where a loss is not finite, or where nothing was held out."""
+    finite = [loss for loss in losses if loss is not None]
+    return math.fsum(finite) / len(finite) if finite and len(finite) == len(losses) else None

@@ -4,6 +4,7 @@ from collections.abc import Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from runtime.families import base
 from runtime.families.base import Conditioning
 from runtime.training import draws
 
-EMPTY_AFTER = 512  # entries kept in memory: a 20-pair dataset never reads a file twice
+KEPT_BYTES = 256 * 2**20  # of entries read before: a small dataset is read once, a large one from disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,8 @@ class Batches:
         self._train = [
             (entry["id"], shapes_of(store, entry["folder"])) for entry in entries if entry["split"] == "train"
         ]
-        self.read = lru_cache(maxsize=EMPTY_AFTER)(store.read)
+        largest = max((_size(entry) for entry in entries), default=1)
+        self.read = lru_cache(maxsize=KEPT_BYTES // largest)(store.read)
         self.epoch = lru_cache(maxsize=2)(self._epoch)
 
     def ids(self, split: str) -> list[str]:
@@ -114,6 +116,10 @@ def shapes_of(store: Store, folder: str) -> Hashable:
     tensors = store.entry(folder)["tensors"]
     names = ["target", *sorted(name for name in tensors if name.startswith("control_"))]
     return tuple(tuple(tensors[name]["shape"]) for name in names if name in tensors)
+
+
+def _size(entry: dict[str, Any]) -> int:
+    return max(1, sum(int(recorded["size"]) for recorded in entry["files"].values()))
 
 
 def bucket_name(shapes: Hashable) -> str:

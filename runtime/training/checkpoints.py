@@ -84,10 +84,19 @@ def remove(run: Run, path: Path, reason: str) -> None:
     matched = LAST.fullmatch(path.name) or PLAIN.fullmatch(path.name)
     assert matched is not None
     kind = "last" if LAST.fullmatch(path.name) else "checkpoint"
+    # Noted first: a kill after it leaves a folder too many, which `finetune clean` takes; the other way round
+    # the record would promise what is gone.
     run.saved("prune", kind, int(matched[2]), int(matched[1]), path, reason)
     doomed = path.with_name(f".{path.name}.removed")
-    path.rename(doomed)
+    files.rename(path, doomed)
     shutil.rmtree(doomed)
+
+
+def reduce(kept: Path) -> None:
+    """Of a run that is resumed from `kept`, take the other -last-: a kill came before the old one went."""
+    for other in lasts(kept.parent):
+        if other != kept:
+            remove(Run(path=kept.parent), other, "left by a kill")
 
 
 def plains(run: Path) -> list[Path]:
@@ -113,13 +122,10 @@ def _temporary(path: Path) -> Path:
 
 def _put(temporary: Path, path: Path) -> None:
     for item in temporary.iterdir():
-        with item.open("rb+") as handle:
-            import os
-
-            os.fsync(handle.fileno())
+        files.sync(item)
     if path.exists():  # the same step saved twice: an interruption right at a boundary
         shutil.rmtree(path)
-    temporary.rename(path)
+    files.rename(temporary, path)
 
 
 def find(project: Path, wanted: str, workspace: Path) -> Path:
@@ -145,19 +151,44 @@ def _written(path: Path, workspace: Path) -> str:
 
 
 def _latest(project: Path) -> Path:
+    """The newest whole one of the newest full runs; a broken one is passed over, but not for a finished run."""
+    broken: list[str] = []
     for path, document in record.runs(project):
-        if document.get("kind") == "full" and (found := lasts(path)):
-            return found[-1]
-    raise ResumeError(
-        f"nothing to resume: no full run below {project} has a checkpoint-last-*-last", remedy="finetune fit"
-    )
+        if document.get("kind") != "full":
+            continue
+        faults = {last: unusable(last) for last in lasts(path)}
+        whole = [last for last, fault in faults.items() if not fault]
+        if whole and not (broken and document["state"] == "completed"):
+            return whole[-1]
+        broken += [f"{path.name}/{last.name} {fault}" for last, fault in faults.items() if fault]
+    what = "; ".join(broken) or f"no full run below {project} has a checkpoint-last-*-last"
+    raise ResumeError(f"nothing to resume: {what}", remedy="finetune fit")
+
+
+def unusable(path: Path) -> str:
+    """Why a -last- can't be resumed; empty where it is whole. What its save recorded is compared."""
+    missing = [name for name in (*STATE_FILES, TRAINER_STATE) if not (path / name).is_file()]
+    if missing:
+        return f"lacks {', '.join(missing)}"
+    for line in reversed(files.read_json_lines(path.parent / "saves.jsonl")):
+        if line["event"] == "save" and line["path"] == path.name:
+            changed = [
+                n for n, kept in line["files"].items() if files.file_digest(path / n) != kept["sha256"]
+            ]
+            return f"has other bytes than were saved: {', '.join(changed)}" if changed else ""
+    return ""
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    missing = [name for name in (*STATE_FILES, TRAINER_STATE) if not (path / name).is_file()]
-    if missing:
-        raise ResumeError(f"{path} lacks {', '.join(missing)}", remedy="finetune fit --resume latest")
-    state: dict[str, Any] = files.read_json(path / TRAINER_STATE)
+    """trainer_state.json of a -last-. Raises ResumeError where the folder is not whole."""
+    if fault := unusable(path):
+        raise ResumeError(f"{path.name} {fault}", remedy="finetune fit")
+    try:
+        state: dict[str, Any] = files.read_json(path / TRAINER_STATE)
+    except ValueError as error:
+        raise ResumeError(
+            f"{path.name}: {TRAINER_STATE} is damaged: {error}", remedy="finetune fit"
+        ) from error
     return state
 
 

@@ -4,7 +4,7 @@ import math
 import time
 import traceback
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -12,10 +12,10 @@ from torch import Tensor
 from runtime import device
 from runtime.errors import UserError
 from runtime.progress import Progress
-from runtime.training import checkpoints
+from runtime.training import checkpoints, draws
 from runtime.training.batches import MicroBatch
 from runtime.training.interruption import Wish, graceful
-from runtime.training.session import Session, ema, seed_for_dropout
+from runtime.training.session import Session
 
 HEARTBEAT_S = 5.0
 
@@ -83,42 +83,66 @@ def _step(session: Session, cursor: Cursor, window: list[MicroBatch]) -> dict[st
     """One optimizer update over all samples of `window`; returns its line of metrics.jsonl."""
     started = time.monotonic()
     device.reset_peak(session.device)
-    step, samples = cursor.step + 1, [name for batch in window for name in batch.ids]
-    losses: list[Tensor] = []
-    sigmas: list[float] = []
-    tokens = 0
-    for batch in window:
-        draw = session.objective.draw(batch, step, len(sigmas))
-        with device.seeded(seed_for_dropout(session, step, len(sigmas))):
-            batch_losses = session.objective.losses(session.predict, batch.target, batch.conditioning, draw)
-            if not batch_losses.requires_grad:
-                raise _no_gradient()
-            # The mean is over the samples of the step, however they fall into micro-batches.
-            torch.autograd.backward(batch_losses.sum() / len(samples))
-        losses.append(batch_losses.detach())
-        sigmas += draw.sigmas.tolist()
-        tokens += len(batch.ids) * session.family.tokens(batch.target.shape, batch.conditioning)
-    loss = float(torch.cat(losses).mean())
-    lr = session.trained.optimizer.param_groups[0]["lr"]
-    grad_norm, clipped = _update(session, cursor, loss, samples)
-    cursor.step, cursor.epoch = step, window[-1].epoch
-    cursor.loss_ema, smoothed = ema(cursor.loss_ema, loss)
-    used = device.memory(session.device)
-    return {
-        "step": step,
-        "epoch": cursor.epoch,
-        "loss": loss,
-        "loss_ema": smoothed,
-        "lr": lr,
-        "grad_norm": grad_norm,
-        "clipped": clipped,
-        "step_s": time.monotonic() - started,
-        "tokens": tokens,
-        "samples": samples,
+    losses, sigmas = _gradients(session, cursor.step + 1, window)
+    loss = float(losses.mean())
+    line = {
+        "step": cursor.step + 1,
+        "epoch": window[-1].epoch,
+        "lr": session.trained.optimizer.param_groups[0]["lr"],
+        "tokens": sum(
+            len(batch.ids) * session.family.tokens(batch.target.shape, batch.conditioning) for batch in window
+        ),
+        "samples": [name for batch in window for name in batch.ids],
         "sigmas": sigmas,
         "dropped": [name for batch in window for name in batch.dropped],
         "bucket": window[0].bucket,
         "device": session.device.type,
+    }
+    norm, clipped = _clip(session)
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        _refuse_non_finite(session, {**line, **_measured(session, started)}, loss, norm)
+    if cursor.step == 0 and norm == 0.0:
+        raise _no_gradient()
+    cursor.updating = True
+    session.trained.optimizer.step()
+    session.trained.schedule.step()
+    session.trained.optimizer.zero_grad(set_to_none=True)
+    cursor.step, cursor.epoch = cursor.step + 1, window[-1].epoch
+    cursor.loss_ema, smoothed = ema(cursor.loss_ema, loss)
+    known = {"loss": loss, "loss_ema": smoothed, "grad_norm": norm, "clipped": clipped}
+    return {**line, **known, **_measured(session, started)}
+
+
+def _gradients(session: Session, step: int, window: list[MicroBatch]) -> tuple[Tensor, list[float]]:
+    """Backward over the window; returns the loss and the sigma of each sample."""
+    count = sum(len(batch.ids) for batch in window)
+    losses: list[Tensor] = []
+    sigmas: list[float] = []
+    for batch in window:
+        draw = session.objective.draw(batch, step, len(sigmas))
+        seed = draws.seed_of("dropout", session.config.train.seed, step, len(sigmas))
+        with device.seeded(seed):
+            batch_losses = session.objective.losses(session.predict, batch.target, batch.conditioning, draw)
+            if not batch_losses.requires_grad:
+                raise _no_gradient()
+            # The mean is over the samples of the step, however they fall into micro-batches.
+            torch.autograd.backward(batch_losses.sum() / count)
+        losses.append(batch_losses.detach())
+        sigmas += draw.sigmas.tolist()
+    return torch.cat(losses), sigmas
+
+
+def _clip(session: Session) -> tuple[float, bool]:
+    """The gradient's norm before clipping, and whether it was clipped."""
+    limit = session.config.train.max_grad_norm or math.inf
+    norm = float(torch.nn.utils.clip_grad_norm_(session.trained.adapter.parameters(), limit))
+    return norm, norm > limit
+
+
+def _measured(session: Session, started: float) -> dict[str, Any]:
+    used = device.memory(session.device)
+    return {
+        "step_s": time.monotonic() - started,
         "alloc_gib": used.alloc_gib,
         "reserved_gib": used.reserved_gib,
         "peak_gib": used.peak_gib,
@@ -126,23 +150,20 @@ def _step(session: Session, cursor: Cursor, window: list[MicroBatch]) -> dict[st
     }
 
 
-def _update(session: Session, cursor: Cursor, loss: float, samples: list[str]) -> tuple[float, bool]:
-    """Clip and step; returns the gradient's norm before clipping, and whether it was clipped."""
-    limit = session.config.train.max_grad_norm or math.inf
-    parameters = session.trained.adapter.parameters()
-    norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
-    if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise NonFiniteError(
-            f"step {cursor.step + 1}: loss {loss}, gradient norm {norm}, samples {', '.join(samples)}",
-            remedy="finetune fit --resume latest, with a lower optimizer.init_args.lr or without these samples",
-        )
-    if cursor.step == 0 and norm == 0.0:
-        raise _no_gradient()
-    cursor.updating = True
-    session.trained.optimizer.step()
-    session.trained.schedule.step()
-    session.trained.optimizer.zero_grad(set_to_none=True)
-    return norm, norm > limit
+def _refuse_non_finite(session: Session, line: dict[str, Any], loss: float, norm: float) -> NoReturn:
+    """Record the step that never was, for a resume would meet it again, and stop before it does harm."""
+    unknown = {"loss": None, "loss_ema": None, "grad_norm": None, "clipped": False}
+    session.run.metrics({**line, **unknown})
+    raise NonFiniteError(
+        f"step {line['step']}: loss {loss}, gradient norm {norm}, samples {', '.join(line['samples'])}",
+        remedy="set a lower optimizer.init_args.lr in config.yaml, or take these samples out; then finetune plan",
+    )
+
+
+def ema(state: list[float], loss: float, decay: float = 0.95) -> tuple[list[float], float]:
+    """Bias-corrected moving average: (new state, its value). Uncorrected it would rise for 40 steps."""
+    value, weight = state[0] * decay + loss * (1 - decay), state[1] * decay + (1 - decay)
+    return [value, weight], value / weight
 
 
 def _no_gradient() -> NoGradientError:

@@ -17,8 +17,10 @@ from typing import Any
 import yaml
 
 from runtime import files
+from runtime.config.model import Logging
 from runtime.device import Device
-from runtime.workspace import host_id, tool
+from runtime.errors import ResumeError
+from runtime.workspace import Workspace, host_id, tool
 
 PACKAGES = (
     "torch",
@@ -52,13 +54,14 @@ class Run:
         files.append_json_line(self.path / "probe.jsonl", {**line, "at": files.utc_now()})
 
     def saved(self, event: str, kind: str, step: int, epoch: int, path: Path, reason: str) -> None:
+        """A line of saves.jsonl; a save names its files by digest, a prune only says which folder goes."""
         recorded = {
             item.relative_to(path).as_posix(): {
                 "size": item.stat().st_size,
                 "sha256": files.file_digest(item),
             }
             for item in sorted(path.rglob("*"))
-            if item.is_file()
+            if event == "save" and item.is_file()
         }
         line = {"event": event, "kind": kind, "step": step, "epoch": epoch, "path": path.name}
         line |= {"files": recorded, "reason": reason, "at": files.utc_now()}
@@ -82,6 +85,11 @@ def open_run(project: Path, resolved: dict[str, Any], document: dict[str, Any]) 
     files.write_text(path / "config.yaml", yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
     run.write()
     return run
+
+
+def project(workspace: Workspace, logging: Logging) -> Path:
+    """The folder of a project's runs."""
+    return workspace.resolve(logging.output_dir) / logging.tracker_project_name
 
 
 def versions(project: Path) -> list[tuple[int, Path]]:
@@ -121,12 +129,25 @@ def has_vanished(document: dict[str, Any]) -> bool:
 
     if document["host_id"] != host_id():
         return False
-    if not psutil.pid_exists(document["pid"]):
+    try:
+        process = psutil.Process(document["pid"])
+        # A process id comes round again: one that started well after the run is another process. Ten
+        # minutes, for a clock that is set moves the start of every process with it.
+        launched = datetime.fromisoformat(document["launched_at"]).timestamp()
+        return bool(process.status() == psutil.STATUS_ZOMBIE or process.create_time() > launched + 600)
+    except psutil.NoSuchProcess:
         return True
-    process = psutil.Process(document["pid"])
-    # A process id comes round again: one that started after the run is another process.
-    launched = datetime.fromisoformat(document["launched_at"]).timestamp()
-    return bool(process.status() == psutil.STATUS_ZOMBIE or process.create_time() > launched + 1.0)
+
+
+def refuse_alive(path: Path) -> None:
+    """Two fits on one run would take each other's checkpoints. Raises ResumeError while its process lives."""
+    document = files.read_json(path / "run.json")
+    if is_alive(document):
+        raise ResumeError(
+            f"{path.name} is still running, as process {document['pid']}", remedy="finetune monitor --wait"
+        )
+    if document["state"] == "running":
+        bury(path, document)
 
 
 def bury(path: Path, document: dict[str, Any]) -> None:

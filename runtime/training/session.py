@@ -1,6 +1,5 @@
 """Everything that a fit needs, made in one place: config, cache, denoiser, adapter, run folder."""
 
-import math
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from runtime.data import order
 from runtime.device import Device
 from runtime.errors import CacheError, ResumeError
 from runtime.families.base import Conditioning, Family
-from runtime.training import checkpoints, draws, optimizers, record, trainables
+from runtime.training import checkpoints, optimizers, record, trainables
 from runtime.training.batches import Batches
 from runtime.training.checkpoints import Trained
 from runtime.training.objective import FlowMatching, predictor
@@ -65,8 +64,10 @@ def launch(workspace: Workspace, loaded: load.Loaded, *, smoke: bool, resume: st
     wished = load.parse(load.apply_overrides(loaded.raw, overrides)) if overrides else loaded.config
     resolved = resolve(workspace, wished)
     config = resolved.config
-    project = workspace.resolve(config.logging.output_dir) / config.logging.tracker_project_name
+    project = record.project(workspace, config.logging)
     checkpoint = checkpoints.find(project, resume, workspace.root) if resume else None
+    if checkpoint is not None:
+        record.refuse_alive(checkpoint.parent)
     job = cache_build.plan(workspace, config)
     batches = _open_cache(job)
     planned = planned_steps(config, batches)
@@ -87,6 +88,7 @@ def launch(workspace: Workspace, loaded: load.Loaded, *, smoke: bool, resume: st
     trained = _make_trainable(denoiser, config, planned)
     if checkpoint is not None:
         checkpoints.restore(checkpoint, trained)
+        checkpoints.reduce(checkpoint)
     objective = FlowMatching(family=job.family, sampling=config.loss.sigma_sampling, seed=config.train.seed)
     run = record.open_run(
         project,
@@ -232,9 +234,6 @@ def _starting_state(checkpoint: Path | None, fingerprint: dict[str, Any]) -> dic
             f"{checkpoint.name} is the end of a finished run of {state['step']} steps",
             remedy="gate check 07",
         )
-    for older in checkpoints.lasts(checkpoint.parent)[:-1]:
-        # A kill came between the new -last- and the removal of the old one.
-        checkpoints.remove(Run(path=checkpoint.parent), older, "left by a kill")
     return state
 
 
@@ -251,20 +250,6 @@ def _origin(checkpoint: Path | None, state: dict[str, Any]) -> dict[str, Any] | 
 
 
 def _logical_parameters(denoiser: nn.Module) -> int:
-    """Weights of the base: an NF4 byte holds two."""
-    packed = {id(m.weight) for m in denoiser.modules() if hasattr(m, "quant_state") or _is_nf4(m)}
+    """Weights of the base: a byte of NF4 holds two."""
+    packed = {id(module.weight) for module in denoiser.modules() if type(module).__name__ == "Linear4bit"}
     return sum(p.numel() * (2 if id(p) in packed else 1) for p in denoiser.parameters())
-
-
-def _is_nf4(module: nn.Module) -> bool:
-    return type(module).__name__ == "Linear4bit"
-
-
-def ema(state: list[float], loss: float, decay: float = 0.95) -> tuple[list[float], float]:
-    """Bias-corrected moving average: (new state, its value). Uncorrected it would rise for 40 steps."""
-    value, weight = state[0] * decay + loss * (1 - decay), state[1] * decay + (1 - decay)
-    return [value, weight], value / weight if weight > 0 else math.nan
-
-
-def seed_for_dropout(session: Session, step: int, slot: int) -> int:
-    return draws.seed_of("dropout", session.config.train.seed, step, slot)

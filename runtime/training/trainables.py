@@ -153,10 +153,12 @@ def load_adapter(denoiser: Any, folder: Path) -> Adapter:
     adapter = add_adapter(denoiser, config, seed=0)
     tensors = {_training_name(n): t for n, t in load_file(folder / WEIGHTS).items()}
     parameters = dict(adapter.named_parameters())
-    if differing := sorted(tensors.keys() ^ parameters.keys()):
+    differing = sorted(tensors.keys() ^ parameters.keys())
+    differing += [n for n in tensors.keys() & parameters.keys() if tensors[n].shape != parameters[n].shape]
+    if differing:
         raise UserError(
-            f"{folder / WEIGHTS} was trained on another base: {len(differing)} tensors are in one of the two "
-            f"only, first {differing[0]}",
+            f"{folder / WEIGHTS} was trained on another base: {len(differing)} tensors are missing or of "
+            f"another shape, first {differing[0]}",
             remedy="set model.pretrained_model_name_or_path to the base that this run used (its config.yaml)",
         )
     with torch.no_grad():

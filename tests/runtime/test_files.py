@@ -144,3 +144,20 @@ def test_times_are_utc_with_milliseconds() -> None:
     import re
 
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", files.utc_now())
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"", b""),
+        (b'{"a": 1}\n', b'{"a": 1}\n'),
+        (b'{"a": 1}\n{"b"', b'{"a": 1}\n'),
+        (b'{"a"', b""),
+        (b'{"a": 1}\n' + b"x" * (2**20 + 7), b'{"a": 1}\n'),
+    ],
+)
+def test_a_torn_tail_is_cut_before_a_line_is_added(tmp_path: Path, before: bytes, after: bytes) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(before)
+    files.append_json_line(path, {"c": 3})
+    assert path.read_bytes() == after + b'{"c": 3}\n'

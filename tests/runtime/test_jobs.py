@@ -83,3 +83,13 @@ def test_a_job_that_was_killed_is_gone(lab: Any, capsys: Any) -> None:
 def test_no_such_job(lab: Any, capsys: Any) -> None:
     assert finetune(lab, "monitor", "--job", "cache") == 1
     assert capsys.readouterr().err.splitlines()[-1] == "next: finetune cache --detach"
+
+
+def test_a_process_that_died_before_it_was_one_does_not_live_for_ever(lab: Any) -> None:
+    jobs.start(lab.workspace, "monitor", ["--help"]).wait()
+    record = jobs.path_of(lab.workspace, "monitor")
+    stillborn = {**files.read_json(record), "pid": 0, "exit": None}
+    files.write_json(record, {**stillborn, "started_at": files.utc_now()})
+    assert jobs.read(lab.workspace, "monitor")["state"] == "running"
+    files.write_json(record, {**stillborn, "started_at": "2026-01-01T00:00:00.000Z"})
+    assert jobs.read(lab.workspace, "monitor")["state"] == "gone"

@@ -94,5 +94,32 @@ def test_nothing_that_travels_names_this_machine(made: Workspace, monkeypatch: p
 def test_host_id_tells_machines_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     here = workspace.host_id()
     assert here == workspace.host_id() and len(here) == 64
-    monkeypatch.setattr(workspace.platform, "node", lambda: "another")
+    monkeypatch.setattr(workspace, "_installation", lambda: "another")
     assert workspace.host_id() != here
+
+
+def test_host_id_outlives_a_new_name_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspace, "_installation", lambda: "0123")
+    here = workspace.host_id()
+    monkeypatch.setattr(workspace.platform, "node", lambda: "renamed")
+    assert workspace.host_id() == here
+    monkeypatch.setattr(workspace, "_installation", lambda: "")
+    assert workspace.host_id() != here, "without anything better the name has to do"
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"complete": true}', '{"complete": true, "data": 3, "inputs": {}}']
+)
+def test_damaged_evidence_is_none(tmp_path: Path, text: str) -> None:
+    made = Workspace(tmp_path)
+    made.evidence_path("04-plan").parent.mkdir(parents=True)
+    made.evidence_path("04-plan").write_text(text, encoding="utf-8")
+    assert made.evidence("04-plan") is None
+
+
+def test_a_linked_folder_inside_is_inside(tmp_path: Path) -> None:
+    made = Workspace(tmp_path / "work")
+    (tmp_path / "disk").mkdir()
+    made.root.mkdir()
+    (made.root / "outputs").symlink_to(tmp_path / "disk", target_is_directory=True)
+    assert made.resolve("outputs/v0").relative_to(made.root).as_posix() == "outputs/v0"

@@ -74,3 +74,15 @@ def test_missing_parts_are_named(tmp_path: Path, arguments: list[str], message: 
 
 def test_unknown_device_is_a_bad_command_line(tmp_path: Path) -> None:
     assert init(tmp_path, "--device", "gpu").exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["target.json", "local.json"])
+def test_a_damaged_file_is_written_anew(
+    tmp_path: Path, make_model: Any, make_dataset: Any, name: str
+) -> None:
+    wish = ("--model", make_model(), "--dataset", make_dataset())
+    assert init(tmp_path / "work", *wish).exit_code == 0
+    (tmp_path / "work" / ".gates" / name).write_text("{", encoding="utf-8")
+    result = init(tmp_path / "work", *wish)
+    assert result.exit_code == 0, result.output
+    assert Workspace(tmp_path / "work").resolve("external:model").is_dir()

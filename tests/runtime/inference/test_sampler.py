@@ -44,7 +44,7 @@ class Spy:
 
 def run(nano: Path, predict: Any, told: Conditioning, **changes: Any) -> torch.Tensor:
     settings: dict[str, Any] = {"steps": 4, "seed": 42, "name": "p0", **changes}
-    return sampler.sample(FAMILY, predict, nano, SHAPE, told, **settings)
+    return sampler.sample(FAMILY, predict, nano, SHAPE, told, **settings)[0]
 
 
 def test_noise_is_a_function_of_seed_and_sample_alone(nano: Path, told: Conditioning) -> None:

@@ -148,12 +148,12 @@ def test_gradients_of_accumulation_equal_those_of_one_batch(
     """
     seen: list[list[torch.Tensor]] = []
 
-    def keep(session: Any, cursor: Any, loss: float, samples: list[str]) -> tuple[float, bool]:
+    def keep(session: Any) -> tuple[float, bool]:
         seen.append([p.grad.clone() for p in session.trained.adapter.parameters()])
         session.trained.optimizer.zero_grad()
         return 1.0, False
 
-    monkeypatch.setattr(loop, "_update", keep)
+    monkeypatch.setattr(loop, "_clip", keep)
     same = {"train.max_train_steps": 2, "data.shuffle": False, "train.checkpointing_steps": 2}
     lab.fit({**same, "data.batch_size": whole})
     lab.fit({**same, "data.batch_size": batch, "train.gradient_accumulation_steps": accumulation})
@@ -203,7 +203,12 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_checkpoi
     document = files.read_json(session.run.path / "run.json")
     conforms(document, "run")
     assert (document["state"], document["outcome"], document["done_steps"]) == ("failed", "NonFiniteError", 4)
-    assert steps_of(session.run.path) == [1, 2, 3, 4]
+    *lines, last = files.read_json_lines(session.run.path / "metrics.jsonl")
+    conforms(last, "metrics")
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert (last["step"], last["loss"], last["grad_norm"]) == (5, None, None), (
+        "the step that never was is told"
+    )
     assert [path.name for path in checkpoints.lasts(session.run.path)] == ["checkpoint-last-0-3-last"]
     assert [path.name for path in checkpoints.plains(session.run.path)] == ["checkpoint-0-3"]
 

@@ -1,5 +1,6 @@
 """A run that was stopped and resumed is, bit for bit, the run that was left alone."""
 
+import json
 import shutil
 import signal
 import subprocess
@@ -325,3 +326,57 @@ def test_a_cache_with_other_tensors_is_refused(lab: Any, monkeypatch: pytest.Mon
     lab.cache()
     with pytest.raises(ResumeError, match="dataset: "):
         lab.launch(resume="latest")
+
+
+def test_a_resume_by_name_keeps_what_it_was_asked_for(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two -last- left by a kill, and the user wants the older one."""
+    part = fit_until(lab, monkeypatch, 4, {})
+    (older,) = checkpoints.lasts(part)
+    newer = older.with_name("checkpoint-last-9-5-last")
+    shutil.copytree(older, newer)
+    session = lab.launch(resume=older.relative_to(lab.root).as_posix())
+    assert session.run.document["resumed_from"]["checkpoint"] == older.name
+    assert checkpoints.lasts(part) == [older]
+
+
+def test_a_torn_record_is_mended_by_the_resume(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = fit_until(lab, monkeypatch, 4, {})
+    (last,) = checkpoints.lasts(part)
+    shutil.copytree(last, last.with_name("checkpoint-last-0-1-last"))
+    saves = part / "saves.jsonl"
+    saves.write_bytes(saves.read_bytes() + b'{"event": "sa')
+    lab.fit(resume="latest")
+    *_, line = [json.loads(text) for text in saves.read_text(encoding="utf-8").splitlines()]
+    assert (line["event"], line["path"]) == ("prune", "checkpoint-last-0-1-last")
+
+
+def test_a_run_that_lives_is_not_resumed(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = fit_until(lab, monkeypatch, 4, {})
+    document = files.read_json(part / "run.json")
+    files.write_json(part / "run.json", {**document, "state": "running"})
+    with pytest.raises(ResumeError, match="still running") as caught:
+        lab.launch(resume="latest")
+    assert caught.value.remedy == "finetune monitor --wait"
+    files.write_json(part / "run.json", {**document, "state": "running", "pid": 2**22 + 5})
+    assert lab.launch(resume="latest").state["step"] == 4
+    assert files.read_json(part / "run.json")["outcome"] == "vanished"
+
+
+def test_latest_passes_over_a_broken_state(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = fit_until(lab, monkeypatch, 4, {})
+    (last,) = checkpoints.lasts(part)
+    broken = last.with_name("checkpoint-last-0-5-last")
+    shutil.copytree(last, broken)
+    (broken / "scheduler.bin").unlink()
+    assert lab.launch(resume="latest").state["step"] == 4
+
+
+@pytest.mark.parametrize("spoil", ["cut", "text"])
+def test_a_damaged_state_is_named(lab: Any, monkeypatch: pytest.MonkeyPatch, spoil: str) -> None:
+    part = fit_until(lab, monkeypatch, 4, {})
+    (last,) = checkpoints.lasts(part)
+    name = "optimizer.bin" if spoil == "cut" else "trainer_state.json"
+    (last / name).write_bytes((last / name).read_bytes()[:-9])
+    with pytest.raises(ResumeError, match=f"has other bytes than were saved: {name}") as caught:
+        lab.launch(resume="latest")
+    assert caught.value.remedy == "finetune fit"

@@ -9,7 +9,7 @@ import pytest
 from runtime import files
 from runtime.config import load
 from runtime.errors import CacheError, ConfigError, DataError, UserError
-from runtime.training import session
+from runtime.training import loop, session
 
 
 @pytest.fixture
@@ -176,11 +176,5 @@ def test_smoke_overrides(lab: Any, train: dict[str, Any], steps: int) -> None:
 def test_ema_of_a_constant_is_that_constant_from_the_first_step_on() -> None:
     state = [0.0, 0.0]
     for _ in range(5):
-        state, value = session.ema(state, 3.0)
+        state, value = loop.ema(state, 3.0)
         assert value == pytest.approx(3.0)
-
-
-def test_dropout_seeds_differ_by_step_and_slot(lab: Any) -> None:
-    launched = lab.launch()
-    seeds = {session.seed_for_dropout(launched, step, slot) for step in range(3) for slot in range(3)}
-    assert len(seeds) == 9
