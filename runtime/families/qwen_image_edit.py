@@ -83,9 +83,11 @@ class QwenImageEdit:
         self, model: Path, *, device: str, dtype: torch.dtype, quantize: str, made: Path | None = None
     ) -> nn.Module:
         from diffusers import QwenImageTransformer2DModel
+        from diffusers.utils.logging import disable_progress_bar
 
         from runtime.memory.quantize import load_made, load_nf4
 
+        disable_progress_bar()  # ours shows the whole phase, and logs stay readable
         folder = model / "transformer"
         if quantize == "nf4" and made is not None:
             return load_made(QwenImageTransformer2DModel, made, device, dtype)
