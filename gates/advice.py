@@ -51,11 +51,16 @@ def next_action(judged: Sequence[Judged]) -> Action:
     )
 
 
+def command_in(remedy: str) -> str | None:
+    """The first command line that `remedy` names."""
+    found = _COMMAND.search(remedy)
+    return found[0].strip() if found else None
+
+
 def _mend(verdict: Verdict) -> Action:
     failure = first_of(verdict.checks, verdict.first_failure)
     remedy = verdict.next_command
-    found = _COMMAND.search(remedy)
-    command = found[0].strip() if found else None
+    command = command_in(remedy)
     waits = verdict.outcome == "blocked" and "monitor" in (command or "")
     kind: Kind = "wait" if waits else "run" if command == remedy else "edit"
     return Action(

@@ -15,10 +15,11 @@ from gates.evidence import (
     attempt,
     differences,
     document_digest,
+    file_digest,
     inside,
-    read_header,
     read_json,
 )
+from gates.tensors import read_header
 from gates.workspace import Workspace
 
 REMEDY = "finetune cache"
@@ -62,6 +63,19 @@ def read(workspace: Workspace) -> Cache:
         manifest=manifest,
         entries=tuple(_entry(folder, shown, record) for record in manifest["entries"]),
     )
+
+
+def prompts(workspace: Workspace) -> list[dict[str, Any]]:
+    """What config.yaml asks for beside the dataset: id, prompt and digests of the controls, as files are now."""
+    found = []
+    for index, sample in enumerate(workspace.settings["validation"]["samples"]):
+        paths = [workspace.resolve(image) for image in sample.get("images", [])]
+        absent = [workspace.shown(path) for path in paths if not path.is_file()]
+        if absent:
+            raise MissingEvidenceError(absent[0], "is missing", remedy="gate check 04")
+        controls = [file_digest(path) for path in paths]
+        found.append({"id": f"prompt-{index}", "prompt": sample["prompt"], "controls": controls})
+    return found
 
 
 def trained_digest(workspace: Workspace) -> str:
@@ -172,7 +186,9 @@ def whole_faults(cache: Cache, samples: list[dict[str, Any]]) -> list[str]:
     return faults
 
 
-def config_faults(cache: Cache, dataset: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+def config_faults(
+    cache: Cache, dataset: dict[str, Any], settings: dict[str, Any], asked: list[dict[str, Any]]
+) -> list[str]:
     """Where the cache was made for another config or dataset than those of now."""
     faults = list(_processing_faults(cache.manifest["settings"], settings))
     if cache.manifest["dataset_digest"] != dataset["dataset_digest"]:
@@ -180,7 +196,19 @@ def config_faults(cache: Cache, dataset: dict[str, Any], settings: dict[str, Any
     samples = {(sample["split"], sample["id"]): sample for sample in dataset["samples"]}
     for entry in cache.entries:
         faults += _entry_faults(entry, cache.manifest["settings"], samples, settings)
-    return faults
+    return faults + list(_prompt_faults(cache.of("prompt"), asked))
+
+
+def _prompt_faults(entries: list[Entry], asked: list[dict[str, Any]]) -> Iterator[str]:
+    there = {entry.id: entry.document or {} for entry in entries}
+    for sample in asked:
+        document = there.pop(sample["id"], None)
+        if document is None:
+            yield f"no entry for {sample['id']} of validation.samples"
+        else:
+            names = [name for name in ("prompt", "controls") if document.get(name) != sample[name]]
+            yield from (f"{sample['id']}: another {name}" for name in names)
+    yield from (f"an entry for {name}, which validation.samples does not ask for" for name in sorted(there))
 
 
 def _processing_faults(cached: dict[str, Any], settings: dict[str, Any]) -> Iterator[str]:
@@ -230,16 +258,32 @@ def _tensors_wanted(document: dict[str, Any]) -> set[str]:
 
 def collisions(cache: Cache) -> list[str]:
     """Entries that share a tensor although what it was made of differs."""
-    embeds: dict[str, dict[Any, str]] = defaultdict(dict)
-    latents: dict[str, dict[Any, str]] = defaultdict(dict)
+    held: dict[str, dict[str, dict[Any, str]]] = defaultdict(lambda: defaultdict(dict))
     for entry in cache.entries:
-        document, tensors = entry.document or {}, entry.tensors.get()
-        source = (document["prompt"], tuple(document["controls"]))
-        embeds[tensors["prompt_embeds"]].setdefault(source, entry.id)
-        for index, control in enumerate(document["controls"]):
-            latents[tensors[f"control_{index}"]].setdefault(control, entry.id)
-    shared = [f"{_both(group)} share prompt_embeds" for group in embeds.values() if len(group) > 1]
-    return shared + [f"{_both(group)} share control latents" for group in latents.values() if len(group) > 1]
+        tensors = entry.tensors.get()
+        for kind, name, source in _sources(entry.document or {}):
+            if name in tensors:  # an absent one is `cache-matches-config`'s to tell
+                held[kind][tensors[name]].setdefault(source, entry.id)
+    return [
+        f"{_both(group)} share {kind}"
+        for kind, groups in held.items()
+        for group in groups.values()
+        if len(group) > 1
+    ]
+
+
+def _sources(document: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """(kind, tensor, what it was made of): within a kind, other sources must give other tensors."""
+    controls = tuple(document["controls"])
+    texts = {"prompt_embeds": document["prompt"], "negative_embeds": document.get("negative_prompt")}
+    texts["empty_embeds"] = "" if document.get("empty_prompt") else None
+    for name, text in texts.items():
+        if text is not None:
+            yield "embeddings", name, (" ".join(text.split()), controls)
+    for index, control in enumerate(controls):
+        yield "control latents", f"control_{index}", control
+    if document.get("target") is not None:
+        yield "target latents", "target", document["target"]
 
 
 def _both(group: dict[Any, str]) -> str:

@@ -59,7 +59,8 @@ def judge(gate: Gate, workspace: Workspace, *, strict: bool = False) -> Judged:
     except Exception as error:
         if not isinstance(error, EvidenceError):
             save_log(workspace, traceback.format_exc())
-        return _together(gate, [broken(spec, _told(error)) for spec in gate.specs])
+        remedy = error.remedy if isinstance(error, EvidenceError) else "report it with .gates/error.log"
+        return _together(gate, [broken(spec, _told(error), remedy) for spec in gate.specs])
     return _together(gate, strictly(checks) if strict else checks, evidence)
 
 

@@ -180,9 +180,9 @@ def excuse(spec: Spec[Any], message: str) -> Check:
     return _check(spec, skipped(message))
 
 
-def broken(spec: Spec[Any], message: str) -> Check:
-    """The check of a gate that could not even read its evidence."""
-    return _check(spec, _error(message))
+def broken(spec: Spec[Any], message: str, remedy: str = "") -> Check:
+    """The check of a gate that could not even read its evidence; `remedy` is of what was not readable."""
+    return _check(spec, _error(message, remedy=remedy or None))
 
 
 def _check(spec: Spec[Any], finding: Finding, *, excused: bool = True) -> Check:

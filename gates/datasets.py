@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gates.evidence import EvidenceError, MissingEvidenceError, differences, inside, picture_size
+from gates.evidence import EvidenceError, MissingEvidenceError, differences, inside
+from gates.pictures import picture_size
 
 TARGET_FOLDERS = ("training_images", "images", "target_images", "target", "targets")
 CONTROL_FOLDERS = ("control_images", "control", "condition_images", "controls")

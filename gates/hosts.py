@@ -15,6 +15,10 @@ NF4_BYTES = 0.527  # a parameter, double quantization included: 4 bits, and a by
 WINDOWS_SHARE = 50  # percent
 SHARE_MIN_GIB = 4.0  # what Windows leaves to each side, whatever the value says
 
+TORCH = "2.13.0"  # as constraints.txt: pip would replace another
+# Where PyPI's torch is the build for a device; the URL of the others is on PyTorch's "Start locally" page.
+ON_PYPI = (("cuda", "Linux"), ("cpu", "Windows"))
+
 NO_DRIVER = "Microsoft Basic Display Adapter"
 TYPES = ("xpu", "cuda")
 
@@ -27,6 +31,15 @@ class Ceiling:
     """None: nobody could tell"""
     source: str
     integrated: bool
+
+
+def install_torch(device: str, system: str) -> str:
+    """The lines that put torch's build for `device` in place of another: pip takes two builds for the same."""
+    line = f"pip uninstall -y torch, then pip install torch=={TORCH}"
+    if (device, system) in ON_PYPI:
+        return line
+    url = f"{device.upper()}_INDEX_URL"
+    return f"{line} --index-url {url} ({url}: on PyTorch's page Start locally, for {device.upper()})"
 
 
 def tier(ram_gib: float) -> str:

@@ -1,6 +1,7 @@
 """The arithmetic on runs that gate 07 rests on: each function gives faults or numbers, no verdict."""
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -45,16 +46,29 @@ def config_differences(
 
 
 def environment_faults(e: RunEvidence, device: str, packages: Sequence[str]) -> list[str]:
-    """Where the run's device, interpreter or packages are not the target's, or not the smoke run's."""
+    """Where the run's device or interpreter is not the target's, or a package was absent."""
     there, seen = e.record["packages"], e.record["device"]["type"]
     faults = [f"device {seen}, the target is {device}"] if seen != device else []
     python, wanted = there.get("python", "absent"), e.target["python"]
     if python.split(".")[:2] != wanted.split(".")[:2]:
         faults.append(f"Python {python}, the target has {wanted}")
-    faults += [f"{name} is absent" for name in packages if there.get(name, "absent") == "absent"]
-    if e.smoke is not None and e.smoke.run.value is not None:
-        faults += configs.differences(e.smoke.record["packages"], there)
-    return faults
+    return faults + [f"{name} is absent" for name in packages if there.get(name, "absent") == "absent"]
+
+
+def package_faults(smoke: dict[str, Any], full: dict[str, Any]) -> list[str]:
+    """Packages that were changed between two runs."""
+    return [f"package {line}" for line in configs.differences(smoke["packages"], full["packages"])]
+
+
+def is_older(one: Run, other: Run) -> bool:
+    """Whether `one` was launched before `other`."""
+    return _launch(one) < _launch(other)
+
+
+def _launch(run: Run) -> tuple[str, int]:
+    """When, and as which v<N>; a clock may have stood still between two, and a folder may have been renamed."""
+    number = re.search(r"\d+$", run.path)
+    return run.record["launched_at"], int(number[0]) if number else 0
 
 
 def step_faults(record: dict[str, Any], steps: list[int], configured: int) -> list[str]:
@@ -144,11 +158,16 @@ def adapter_faults(run: Run, share_max: float) -> list[str]:
 
 
 def memory_growth(lines: list[dict[str, Any]], name: str, *, after: float) -> float | None:
-    """GiB a step by which `name` rises after a step, in the worst shape; None where none has steps enough."""
+    """GiB a step by which `name` rises after a step, in the worst shape; None where none has steps enough.
+
+    NaN where a value is not finite: medians would hide it.
+    """
+    late = [line for line in lines if line["step"] > after]
+    if not all(finite(line[name]) for line in late):
+        return math.nan
     series: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for line in lines:
-        if line["step"] > after:
-            series[line["bucket"]].append(line)
+    for line in late:
+        series[line["bucket"]].append(line)
     rises = [
         growth([line["step"] for line in group], [line[name] for line in group])
         for group in series.values()

@@ -1,15 +1,41 @@
-"""Pixels of pictures, and how far two of them are apart, in 0..255."""
+"""Pictures: whether they decode, their pixels, and how far two of them are apart, in 0..255."""
 
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gates.evidence import picture_size, read_bytes
+from gates.evidence import EvidenceError, MissingEvidenceError, read_bytes
 
 if TYPE_CHECKING:
     import numpy as np
 
 MAX_PICTURE_BYTES = 256 * 2**20
+MAX_IMAGE_PIXELS = 100_000_000  # a 100-megapixel photograph; above that it is a decompression bomb
+
+
+def picture_size(path: Path, shown: str) -> tuple[int, int]:
+    """Width and height as displayed, after decoding every pixel. Raises EvidenceError if one can't be."""
+    import warnings
+
+    from PIL import Image, ImageOps
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what matters raises; the rest is about metadata
+            with Image.open(path) as image:
+                if image.width * image.height > MAX_IMAGE_PIXELS:
+                    raise EvidenceError(shown, f"has {image.width}x{image.height} pixels, too many")
+                image.load()
+                return ImageOps.exif_transpose(image).size
+    except FileNotFoundError:
+        raise MissingEvidenceError(shown, "is missing") from None
+    except EvidenceError:
+        raise
+    except Exception as error:  # Pillow's plugins raise all kinds: struct, Syntax, Value, OS, its bomb error
+        reason = str(error).replace(str(path), shown).splitlines()
+        raise EvidenceError(
+            shown, f"does not decode ({reason[0] if reason else type(error).__name__})"
+        ) from error
 
 
 def pixels(path: Path, shown: str) -> "np.ndarray[Any, np.dtype[np.float64]]":

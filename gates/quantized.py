@@ -13,15 +13,13 @@ from gates.evidence import (
     EvidenceError,
     MissingEvidenceError,
     Reading,
-    TensorEntry,
     attempt,
     file_digest,
     inside,
-    read_header,
     read_json,
-    read_tensor,
     weights_fingerprint,
 )
+from gates.tensors import TensorEntry, read_header, read_tensor
 from gates.workspace import Workspace
 
 FOLDER = "models/nf4"

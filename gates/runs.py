@@ -10,15 +10,12 @@ from gates.evidence import (
     EvidenceError,
     MissingEvidenceError,
     Reading,
-    TensorEntry,
-    TensorFacts,
     attempt,
     differences,
     inside,
-    read_header,
     read_json,
-    tensor_facts,
 )
+from gates.tensors import TensorEntry, TensorFacts, read_header, tensor_facts
 from gates.workspace import Workspace
 
 ADAPTER = "pytorch_lora_weights.safetensors"
@@ -73,6 +70,10 @@ class Run:
     last: Reading[Last]
     last_folders: tuple[str, ...]
     """names of the checkpoint-last-*-last in the run"""
+    resumable: bool
+    """a whole -last- is where `--resume latest` looks: in the run, else in the one that it continues"""
+    best: str | None
+    """path of the checkpoint with the lowest held-out probe of the lineage, as `finetune validate` picks it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,26 @@ def read(workspace: Workspace, folder: Path) -> Run:
         checkpoints=attempt(lambda: _checkpoints(workspace, saves.get())),
         last=attempt(lambda: _last(workspace, folder, saves.get())),
         last_folders=tuple(last_names(folder)),
+        resumable=_resumable(links.value or [_Link(folder, None)]),
+        best=attempt(lambda: _best(workspace, links.get())).value,
     )
+
+
+def _resumable(links: Sequence[_Link]) -> bool:
+    for link in reversed(links):
+        if names := last_names(link.folder):
+            newest = link.folder / max(names, key=_step_of)
+            return all((newest / name).is_file() for name in RESUMABLE)
+    return False
+
+
+def _best(workspace: Workspace, links: Sequence[_Link]) -> str | None:
+    found = []
+    for link in links:
+        best = record_of(workspace, link.folder)["best"]
+        if best is not None and (path := inside(link.folder, best["checkpoint"]) / ADAPTER).is_file():
+            found.append((best["holdout_loss"], workspace.shown(path.parent)))
+    return min(found)[1] if found else None
 
 
 def _lineage(workspace: Workspace, folder: Path, record: dict[str, Any]) -> list[_Link]:

@@ -22,6 +22,8 @@ class CacheEvidence:
     dataset: Reading[dict[str, Any]]
     settings: Reading[dict[str, Any]]
     """config.yaml with defaults"""
+    prompts: Reading[list[dict[str, Any]]]
+    """what validation.samples asks for"""
     roundtrip: Reading[dict[str, Any]]
 
 
@@ -61,6 +63,7 @@ def collect(workspace: Workspace) -> Training:
         cache=attempt(lambda: caches.read(workspace)),
         dataset=dataset,
         settings=attempt(lambda: workspace.settings),
+        prompts=attempt(lambda: caches.prompts(workspace)),
         roundtrip=attempt(lambda: workspace.evidence("07-cache-roundtrip")),
     )
     found = {kind: attempt(lambda kind=kind: _read_run(workspace, kind)) for kind in FIT}  # type: ignore[misc]
@@ -119,7 +122,7 @@ def _weights(workspace: Workspace, records: dict[str, dict[str, Any]]) -> dict[s
 
 def _still_running(kind: str, run: Run) -> str:
     record = run.record
-    gone = RESUME if kind == "full" else FIT[kind]
+    gone = RESUME if kind == "full" and run.resumable else FIT[kind]
     return (
         f"the {kind} run {run.path} is still running: "
         f"step {record['done_steps']} of {record['planned_steps']}, last heartbeat {record['heartbeat_at']}; "

@@ -69,10 +69,15 @@ class Workspace:
         path = self.root / ".gates" / "local.json"
         if not path.is_file():
             return {}
-        document = read_json(path, ".gates/local.json")
+        try:
+            document = read_json(path, ".gates/local.json")
+        except EvidenceError as error:
+            raise EvidenceError(error.path, error.message, remedy=REMEDY_INIT) from error
         external = document.get("external") if isinstance(document, dict) else None
         if not isinstance(external, dict) or not all(isinstance(item, str) for item in external.values()):
-            raise EvidenceError(".gates/local.json", 'is no {"external": {"NAME": "/path"}}')
+            raise EvidenceError(
+                ".gates/local.json", 'is no {"external": {"NAME": "/path"}}', remedy=REMEDY_INIT
+            )
         return external
 
     def resolve(self, reference: str) -> Path:
@@ -107,8 +112,8 @@ class Workspace:
         name = self.shown(path)
         try:
             document: dict[str, Any] = schema.require(read_json(path, name), schema_name, name)
-        except MissingEvidenceError as error:
-            raise MissingEvidenceError(name, error.message, remedy=remedy) from error
+        except EvidenceError as error:
+            raise type(error)(name, error.message, remedy=remedy) from error
         self.note(path)
         return document
 

@@ -1,4 +1,8 @@
-"""The whole series as its users walk it: `gate next` alone, from an empty folder to eight PASS."""
+"""The whole series as its users walk it: `gate next` alone, to eight PASS.
+
+From an empty folder, with a kill on the way; and back from each state of damage that a finished workspace
+gets into. No state may lead in a circle.
+"""
 
 import contextlib
 import io
@@ -9,17 +13,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from gates.cli import main as gate
 from runtime.cli import main as finetune
 from runtime.demo.series import BASE, DATA
 
-MAX_ACTIONS = 30  # the straight way takes 13; a circle would go on for ever
+SAME_MAX = 2  # a command may have to be run again for the same check, never a third time
+STEPS, INTERVAL = 24, 8  # long enough to learn at this rate, and to be killed between two checkpoints
+# What takes long to measure, and is the same again: the straight way measures it, the ways back write it again.
+REMEMBERED = {
+    "finetune probe --host": "01-host",
+    "finetune probe --environment": "03-environment",
+    "finetune adapt": "05-adaptation",
+}
 
 
 def captured(main: Any, line: Sequence[str]) -> tuple[int, str, str]:
@@ -29,12 +43,20 @@ def captured(main: Any, line: Sequence[str]) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-class Walker:
-    """Does what `gate next` says, and nothing else; the two words that only a person knows are filled in."""
+Edit = Callable[[Path], Any]
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.typed: list[str] = []
+
+@dataclass(kw_only=True)
+class Walker:
+    """Does what `gate next` says, and nothing else; what only a person knows is filled in."""
+
+    root: Path
+    edits: Mapping[str, Edit] = field(default_factory=dict)
+    """check to what its remedy asks to be edited"""
+    evidence: Mapping[str, bytes] = field(default_factory=dict)
+    """command to the evidence that it would write again"""
+    typed: list[str] = field(default_factory=list)
+    seen: Counter[tuple[str | None, str]] = field(default_factory=Counter)
 
     def next(self) -> dict[str, Any]:
         code, out, err = captured(gate, ["next", "--json", "--workspace", str(self.root)])
@@ -43,9 +65,18 @@ class Walker:
         return action
 
     def obey(self, action: dict[str, Any]) -> None:
-        command = action["command"]
-        assert action["kind"] in ("run", "wait") and command, action
+        command, check = action["command"], action["check"]
+        assert command, action
+        if action["kind"] == "edit":
+            assert check in self.edits, action
+            self.edits[check](self.root)
+        self.seen[check, command] += 1
+        assert self.seen[check, command] <= SAME_MAX, (action, self.typed)
         self.typed.append(command)
+        if command in self.evidence:
+            place = evidence_path(self.root, REMEMBERED[command])
+            place.write_bytes(self.evidence[command])
+            return
         words = shlex.split(
             command.replace("MODEL", BASE.as_posix()).replace("FOLDER", str(self.root / "dataset"))
         )
@@ -57,43 +88,71 @@ class Walker:
     def walk(self, until: str | None = None) -> None:
         """On to the end, or to where `until` is the next command."""
         while (action := self.next())["kind"] != "done" and action["command"] != until:
-            assert len(self.typed) < MAX_ACTIONS, self.typed
             self.obey(action)
+
+
+def evidence_path(root: Path, name: str) -> Path:
+    return root / ".gates" / "evidence" / f"{name}.json"
 
 
 def shorten(root: Path) -> None:
     """The recommended config with a run that is short enough for a test and long enough to learn."""
+    configure(
+        root,
+        {
+            "train.max_train_steps": STEPS,
+            "train.checkpointing_steps": INTERVAL,
+            "lr_scheduler.warmup_steps": 2,
+            "optimizer.init_args.lr": 4e-3,
+            "validation.num_inference_steps": 2,
+        },
+    )
+
+
+def configure(root: Path, values: Mapping[str, Any]) -> None:
+    """Set dotted keys of config.yaml, in sections that are there."""
     path = root / "config.yaml"
-    lines = path.read_text(encoding="utf-8").splitlines()
-    wanted = {"max_train_steps": "100", "checkpointing_steps": "20", "warmup_steps": "5", "lr": "2.0e-3",
-              "num_inference_steps": "6"}  # fmt: skip
-    changed = []
-    for line in lines:
-        key = line.strip().partition(":")[0]
-        indent = line[: len(line) - len(line.lstrip())]
-        changed.append(f"{indent}{key}: {wanted.pop(key)}" if key in wanted else line)
-    assert not wanted, f"the recommended config has no {sorted(wanted)}"
-    path.write_text("\n".join(changed) + "\n", encoding="utf-8", newline="\n")
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for dotted, value in values.items():
+        *sections, key = dotted.split(".")
+        section = document
+        for name in sections:
+            section = section[name]
+        section[key] = value
+    path.write_text(yaml.safe_dump(document), encoding="utf-8", newline="\n")
+
+
+def verdicts_of(root: Path) -> list[dict[str, Any]]:
+    _, out, _ = captured(gate, ["check", "all", "--json", "--workspace", str(root)])
+    verdicts: list[dict[str, Any]] = json.loads(out)
+    return verdicts
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Walker:
+    """Walked from an empty folder, with a kill on the way. To be copied, never changed."""
+    root = tmp_path_factory.mktemp("series") / "finished"
+    root.mkdir()
+    walker = Walker(root=root)
+    assert walker.next()["command"].startswith("finetune init")
+    shutil.copytree(DATA, root / "dataset")
+    walker.walk(until="finetune plan")
+    shorten(root)
+    walker.walk(until="finetune fit")
+    kill_a_fit(root)
+    assert walker.next()["command"] == "finetune monitor --wait", "a run that says running is waited for"
+    walker.walk()
+    return walker
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_gate_next_alone_leads_from_an_empty_folder_to_eight_pass(tmp_path: Path) -> None:
-    walker = Walker(tmp_path)
-    assert walker.next()["command"].startswith("finetune init")
-    shutil.copytree(DATA, tmp_path / "dataset")
-    walker.walk(until="finetune plan")
-    shorten(tmp_path)
-    walker.walk(until="finetune fit")
-    kill_a_fit(tmp_path)
-    assert walker.next()["command"] == "finetune monitor --wait", "a run that says running is waited for"
-    walker.walk()
-    assert "finetune fit --resume latest" in walker.typed
-    code, out, _ = captured(gate, ["check", "all", "--json", "--workspace", str(tmp_path)])
-    verdicts = json.loads(out)
-    assert code == 0 and [v["verdict"] for v in verdicts] == ["PASS"] * 8
-    assert walker.next()["command"] == "finetune export --format diffusers"
-    assert_judges_alike_elsewhere(tmp_path, verdicts)
+def test_gate_next_alone_leads_from_an_empty_folder_to_eight_pass(finished: Walker, tmp_path: Path) -> None:
+    assert "finetune fit --resume latest" in finished.typed
+    verdicts = verdicts_of(finished.root)
+    assert [v["verdict"] for v in verdicts] == ["PASS"] * 8
+    assert finished.next()["command"] == "finetune export --format diffusers"
+    assert_judges_alike_elsewhere(finished.root, tmp_path / "moved", verdicts)
 
 
 def kill_a_fit(root: Path) -> None:
@@ -108,9 +167,164 @@ def kill_a_fit(root: Path) -> None:
     child.wait()
 
 
-def assert_judges_alike_elsewhere(root: Path, verdicts: list[dict[str, Any]]) -> None:
-    """Moved to another folder the workspace gets the same judgements: they are functions of its files."""
-    moved = root.with_name(root.name + "-moved")
-    shutil.move(root, moved)
-    _, out, _ = captured(gate, ["check", "all", "--json", "--workspace", str(moved)])
-    assert [v["judgement_digest"] for v in json.loads(out)] == [v["judgement_digest"] for v in verdicts]
+def assert_judges_alike_elsewhere(root: Path, moved: Path, verdicts: list[dict[str, Any]]) -> None:
+    """Copied to another folder the workspace gets the same judgements: they are functions of its files."""
+    shutil.copytree(root, moved)
+    local = moved / ".gates" / "local.json"
+    if local.is_file():
+        local.write_text(local.read_text(encoding="utf-8").replace(str(root), str(moved)), encoding="utf-8")
+    assert [v["judgement_digest"] for v in verdicts_of(moved)] == [v["judgement_digest"] for v in verdicts]
+
+
+# ---- ways back
+
+
+def the_run(root: Path, kind: str) -> Path:
+    """The newest run of a kind."""
+    found = {int(path.parent.name[1:]): path.parent for path in root.glob("outputs/*/v*/run.json")}
+    return next(path for _, path in sorted(found.items(), reverse=True) if record_of(path)["kind"] == kind)
+
+
+def record_of(run: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    return record
+
+
+def record(run: Path, **values: Any) -> None:
+    document = {**record_of(run), **values}
+    (run / "run.json").write_text(json.dumps(document), encoding="utf-8", newline="\n")
+
+
+def cut(path: Path, by: int = 20) -> None:
+    path.write_bytes(path.read_bytes()[:-by])
+
+
+def lose_evidence(root: Path) -> None:
+    """Each piece cut short, or not there at all."""
+    for number, path in enumerate(sorted((root / ".gates" / "evidence").iterdir())):
+        if number % 2:
+            path.unlink()
+        else:
+            cut(path)
+
+
+def damage_target(root: Path) -> None:
+    cut(root / ".gates" / "target.json")
+
+
+def tear_saves(root: Path) -> None:
+    """Torn in the line of the last checkpoint."""
+    path = the_run(root, "full") / "saves.jsonl"
+    data = path.read_bytes()
+    path.write_bytes(data[: data.rindex(b'"checkpoint"')])
+
+
+def cut_last(root: Path) -> None:
+    """A run that was stopped, and whose resumable checkpoint is no longer whole."""
+    run = the_run(root, "full")
+    record(run, state="interrupted", outcome="interrupted", reason="SIGINT")
+    next(run.glob("checkpoint-last-*-last/optimizer.bin")).unlink()
+
+
+def upgrade(root: Path) -> None:
+    """The smoke fit ran with another torch than the full one, which ran with what is installed now."""
+    run = the_run(root, "smoke")
+    record(run, packages={**record_of(run)["packages"], "torch": "2.0.0"})
+
+
+def meet_nan(root: Path) -> None:
+    run = the_run(root, "full")
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    lines[-1] = json.dumps({**json.loads(lines[-1]), "loss": None, "grad_norm": None})
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+    done = record_of(run)["planned_steps"] - 1
+    record(run, state="failed", outcome="NonFiniteError", reason="loss nan", done_steps=done)
+
+
+def lower_rate(root: Path) -> None:
+    configure(root, {"optimizer.init_args.lr": 3e-3})
+
+
+def delete_entry(root: Path) -> None:
+    shutil.rmtree(next(path for path in sorted((root / "cache").iterdir()) if path.is_dir()))
+
+
+def change_holdout(root: Path) -> None:
+    stems = sorted(path.stem for path in (root / "dataset" / "training_images").glob("*.png"))
+    (root / "dataset" / "holdout.txt").write_text("\n".join(stems[:3]) + "\n", encoding="utf-8")
+    evidence_path(root, "02-dataset").unlink()  # the holdout is of the manifest: scanned anew it is another
+
+
+def add_prompt(root: Path) -> None:
+    image = next((root / "dataset" / "control_images").glob("*.png")).relative_to(root).as_posix()
+    configure(root, {"validation.samples": [{"prompt": "paint it green", "images": [image]}]})
+
+
+def tear_saves_and_add_prompt(root: Path) -> None:
+    tear_saves(root)
+    add_prompt(root)
+
+
+def leave_quantize_unfinished(root: Path) -> None:
+    path = evidence_path(root, "06-quantize")
+    document = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**document, "complete": False}), encoding="utf-8", newline="\n")
+    weights = next((root / "models" / "nf4").glob("*/*.safetensors"), None)
+    if weights is not None:
+        cut(weights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    spoil: Edit
+    passes_through: tuple[str, ...]
+    """commands that the way back has to name"""
+    edits: Mapping[str, Edit] = field(default_factory=dict)
+
+
+RUNS = ("finetune plan", "finetune fit --smoke", "finetune fit", "finetune validate")
+STATES = {
+    "evidence lost": State(
+        spoil=lose_evidence,
+        passes_through=("finetune probe --host", "finetune dataset", "finetune probe --environment",
+                        "finetune plan", "finetune adapt", "finetune quantize", "finetune cache",
+                        "finetune validate"),
+    ),
+    "target damaged": State(
+        spoil=damage_target, passes_through=("finetune init --model MODEL --dataset FOLDER",)
+    ),
+    "-last- cut": State(spoil=cut_last, passes_through=("finetune fit", "finetune validate")),
+    "packages upgraded": State(spoil=upgrade, passes_through=("finetune fit --smoke",)),
+    "NaN, then a lower rate": State(
+        spoil=meet_nan, passes_through=RUNS, edits={"stopped-at-max-steps": lower_rate}
+    ),
+    "cache entry deleted": State(spoil=delete_entry, passes_through=("finetune cache",)),
+    "another holdout": State(
+        spoil=change_holdout, passes_through=("finetune dataset", "finetune cache", *RUNS)
+    ),
+    "prompt added, and saves torn": State(
+        spoil=tear_saves_and_add_prompt,
+        passes_through=("finetune plan", "finetune cache", "finetune fit", "finetune validate"),
+    ),
+    "quantize unfinished": State(spoil=leave_quantize_unfinished, passes_through=("finetune quantize",)),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", STATES)
+def test_gate_next_leads_back_from(name: str, finished: Walker, tmp_path: Path) -> None:
+    state, root = STATES[name], tmp_path / "ws"
+    shutil.copytree(finished.root, root)
+    local = root / ".gates" / "local.json"
+    if local.is_file():
+        text = local.read_text(encoding="utf-8")
+        local.write_text(text.replace(str(finished.root), str(root)), encoding="utf-8", newline="\n")
+    evidence = {
+        command: evidence_path(finished.root, made).read_bytes() for command, made in REMEMBERED.items()
+    }
+    state.spoil(root)
+    walker = Walker(root=root, edits=state.edits, evidence=evidence)
+    walker.walk()
+    assert set(state.passes_through) <= set(walker.typed), walker.typed
+    assert [v["verdict"] for v in verdicts_of(root)] == ["PASS"] * 8

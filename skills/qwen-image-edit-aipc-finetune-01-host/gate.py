@@ -29,7 +29,6 @@ EVIDENCE = ".gates/evidence/01-host.json"
 PROBE = "finetune probe --host"
 SHARE_KEY = r"HKLM\SYSTEM\CurrentControlSet\Control\GraphicsDrivers\MemoryManager"
 SHARE_VALUE = "SystemPartitionCommitLimitPercentage"
-README = "README, On a real AI PC"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +80,7 @@ CHECKS: Checks[Machine] = Checks()
     "os-supported",
     title="The system is one that torch is built for",
     section="1.1",
-    remedy="use Windows 11, or Linux, on a 64-bit machine",
+    remedy=f"use a 64-bit machine with Windows 11 or Linux, and there {PROBE}",
     why="torch has no build for others, or none that knows the device",
 )
 def os_supported(e: Machine) -> Finding:
@@ -105,7 +104,7 @@ def os_supported(e: Machine) -> Finding:
     "python-supported",
     title="The Python is one that torch is built for",
     section="1.2",
-    remedy="make an environment with 64-bit CPython 3.12, install there, then finetune probe --host",
+    remedy=f"make an environment with 64-bit CPython 3.12, install there, then {PROBE}",
     why="pip offers another interpreter an old torch, or none, and says so in a way that is hard to read",
 )
 def python_supported(e: Machine) -> Finding:
@@ -220,7 +219,7 @@ def memory_ceiling(e: Machine) -> Finding:
         raise EvidenceError(
             EVIDENCE,
             "nobody could tell how much memory the accelerator may fill",
-            remedy=f"install torch for XPU ({README}), then {PROBE}",
+            remedy=f"{hosts.install_torch('xpu', e.data.get()['system']['name'])}, then {PROBE}",
         )
     return verdict_of(
         found.gib >= needed,

@@ -23,7 +23,6 @@ OURS = "aipc-finetune"
 EVIDENCE = ".gates/evidence/03-environment.json"
 PROBE = "finetune probe --environment"
 INSTALL = f'pip install -e ".[train]" -c constraints.txt, then {PROBE}'
-README = "README, On a real AI PC"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +71,7 @@ CHECKS: Checks[Environment] = Checks()
     "python-version",
     title="The interpreter is the one that trains",
     section="3.1",
-    remedy=f"run {PROBE} with the interpreter that trains, or finetune init with this one",
+    remedy=f"{PROBE}, with the interpreter that trains; or finetune init, with this one",
     why="packages of one interpreter say nothing about those of another",
 )
 def python_version(e: Environment) -> Finding:
@@ -123,7 +122,7 @@ def _package_fault(name: str, item: Mapping[str, Any] | None) -> str:
     "torch-build-matches-device",
     title="torch is built for the device, and sees it",
     section="3.3",
-    remedy=f"install torch for the device ({README}), then {PROBE}",
+    remedy=f"{hosts.install_torch('xpu', 'Windows')}, then {PROBE}",
     why="a torch for another device is silent about it and trains on the CPU",
 )
 def torch_build_matches_device(e: Environment) -> Finding:
@@ -175,8 +174,15 @@ def _auto_loss(e: Environment, wanted: str) -> str:
     return f"auto would train on the CPU beside {name}"
 
 
+def _install_torch(e: Environment, device: str) -> str:
+    host = e.host.value
+    system = host["system"]["name"] if host is not None else ""
+    # What was built for another device (ROCm, say) goes with the one that is wanted.
+    return f"{hosts.install_torch(device if device in ('xpu', 'cuda', 'cpu') else e.wanted, system)}, then {PROBE}"
+
+
 def _right_build(e: Environment, wanted: str) -> str:
-    build = f"install torch for {wanted.upper()} ({README}), then {PROBE}"
+    build = _install_torch(e, wanted)
     return f"{build}; or finetune init --device cpu" if e.target["device"] == "auto" else build
 
 
@@ -184,7 +190,8 @@ def _right_build(e: Environment, wanted: str) -> str:
     "at-most-one-triton",
     title="There is one triton at most, and it is torch's",
     section="3.4",
-    remedy=f"uninstall every triton, install torch for the device again ({README}), then {PROBE}",
+    remedy="pip uninstall -y triton triton-xpu pytorch-triton-xpu triton-windows, then "
+    f"{hosts.install_torch('xpu', 'Windows')}, then {PROBE}",
     why="they all install one folder: the last one wins, and kernels are compiled for another device",
 )
 def at_most_one_triton(e: Environment) -> Finding:
@@ -202,7 +209,7 @@ def at_most_one_triton(e: Environment) -> Finding:
         message,
         expected=f"at most one, of {', '.join(fitting)}" if fitting else "at most one",
         observed=told,
-        remedy=f"pip uninstall -y {names}, then install torch for {build.upper()} again ({README}), then {PROBE}",
+        remedy=f"pip uninstall -y {names}, then {_install_torch(e, build)}",
     )
 
 

@@ -33,7 +33,7 @@ class Configured(Evidence):
     target: dict[str, Any]
     plan: Reading[dict[str, Any]]
     dataset: Reading[dict[str, Any]]
-    model: str
+    model: Reading[str]
     """`folder` with model_index.json, `other` folder, `hub` id, or `nothing`"""
     images: dict[str, bool]
     """paths of validation.samples, and whether they are there"""
@@ -53,7 +53,7 @@ def collect(workspace: Workspace) -> Configured:
         target=workspace.target,
         plan=attempt(lambda: workspace.evidence("04-plan")),
         dataset=attempt(lambda: workspace.evidence("02-dataset")),
-        model=_model(workspace, config.value or {}),
+        model=attempt(lambda: _model(workspace, config.value or {})),
         images=_images(workspace, config.value or {}),
         inputs=tuple(workspace.inputs.values()),
     )
@@ -63,8 +63,8 @@ def _model(workspace: Workspace, config: dict[str, Any]) -> str:
     name = _get(config, "model", "pretrained_model_name_or_path")
     if not isinstance(name, str) or not name:
         return "nothing"
-    folder = attempt(lambda: workspace.resolve(name)).value
-    if folder is not None and folder.is_dir():
+    folder = workspace.resolve(name)
+    if folder.is_dir():
         index = attempt(lambda: read_json(folder / "model_index.json", "model_index.json"))
         return "folder" if isinstance(index.value, dict) else "other"
     is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
@@ -169,7 +169,7 @@ def cache_mandatory(e: Configured) -> Finding:
 )
 def paths_exist(e: Configured) -> Finding:
     """The model is a folder with model_index.json or the target's hub id; images of samples are there."""
-    name = e.settings["model"]["pretrained_model_name_or_path"]
+    name, model = e.settings["model"]["pretrained_model_name_or_path"], e.model.get()
     absent = [path for path, there in e.images.items() if not there]
     if absent:
         return failed(
@@ -186,8 +186,8 @@ def paths_exist(e: Configured) -> Finding:
         "nothing": "no folder, nor the hub id of the target",
     }
     return verdict_of(
-        e.model in ("folder", "hub"),
-        f"{name} is {told[e.model]}",
+        model in ("folder", "hub"),
+        f"{name} is {told[model]}",
         expected="a diffusers-style folder, or the hub id in .gates/target.json",
         observed=name,
     )

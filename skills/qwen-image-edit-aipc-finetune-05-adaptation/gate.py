@@ -218,7 +218,7 @@ def _contradiction(e: Adaptation, key: str, fallback: Any) -> Finding | None:
             f"config.yaml sets {key}: {configured}, which does not work here: {reason}",
             expected=fallback,
             observed=configured,
-            remedy=f"set {key}: {instead} in config.yaml, then finetune plan and finetune adapt",
+            remedy=f"set {key}: {instead} in config.yaml, then finetune plan, then finetune adapt",
         )
     planned = e.plan.get()["choices"].get(key, {}).get("value", fallback)
     if configured == "auto" and planned != fallback:
@@ -319,7 +319,7 @@ def _relative(found: float | None, exact: float | None) -> float | None:
     "dtypes-consistent",
     title="Each tensor has the precision that it should have",
     section="5.5",
-    remedy="set train.mixed_precision: auto in config.yaml, then finetune plan and finetune adapt",
+    remedy="set train.mixed_precision: auto in config.yaml, then finetune plan, then finetune adapt",
     needs=("step-on-device",),
     why="an adapter in bf16 loses small updates, and mixed types before attention stop a run or slow it down",
 )

@@ -1,16 +1,13 @@
 """gate check 07: cache, smoke fit and full fit, judged by what they left on disk."""
 
-import math
-
-from gates import caches, judging, runs
+from gates import judging, runs
+from gates.cache_checks import CACHE
 from gates.checks import Checks, Finding, Gate, failed, listing, shared, skipped, verdict_of
 from gates.judging import finite
 from gates.statistics import WINDOWS, paired
-from gates.training import FIT, RESUME, CacheEvidence, RunEvidence, Training, collect
+from gates.training import FIT, RESUME, RunEvidence, Training, collect
 from gates.verdict import Check, EvidenceRef
 
-ROUNDTRIP_ERROR_MAX = 0.02  # relative; two runs of a bf16 kernel differ by less than a hundredth
-ROUNDTRIP_PSNR_MIN = 12.0  # dB; latents of another picture, or in another scaling, decode to less
 SMOKE_STEPS_MAX = 10  # the seed's 5 to 10; more is a run of its own
 PROBE_PAIRS_MIN = 8  # below that a t statistic says little
 LOSS_DROP_MIN = 0.02  # of the probe's mean; a run that learned nothing stays within a thousandth
@@ -23,117 +20,12 @@ RSS_GROWTH_MAX = 1.0 / 1024  # GiB a step; resident memory breathes with the sys
 RESIDENT_SHARE_MIN = 0.5  # of the planned resident bytes; less means that the model is somewhere else
 
 SMOKE_KEYS = ("train.max_train_steps", "train.num_epochs", "train.checkpointing_steps")
+NOT_FINITE = "NonFiniteError"  # the outcome of a run that met it; draws are fixed, so it would meet it again
+LOWER_RATE = "set a lower optimizer.init_args.lr in config.yaml, then finetune plan"
+TRAIN_MORE = (
+    "set more train.max_train_steps or a higher optimizer.init_args.lr in config.yaml, then finetune plan"
+)
 PACKAGES = ("python", "torch", "diffusers", "transformers", "peft", "safetensors")
-ROUNDTRIP = ".gates/evidence/07-cache-roundtrip.json"
-
-
-# ---- phase cache
-
-CACHE: Checks[CacheEvidence] = Checks("cache")
-
-
-@CACHE.check(
-    "cache-complete",
-    title="The cache holds every sample, whole",
-    section="7.3",
-    remedy=caches.REMEDY,
-    why="a fit that meets a missing or torn entry dies on it, hours into the run",
-)
-def cache_complete(e: CacheEvidence) -> Finding:
-    """One entry per sample; each file with its recorded size and digest; each key that of its document."""
-    cache = e.cache.get()
-    faults = caches.whole_faults(cache, e.dataset.get()["samples"])
-    return verdict_of(
-        not faults,
-        listing(faults) or f"{len(cache.entries)} entries, each whole",
-        expected=0,
-        observed=len(faults),
-        unit="faults",
-        evidence=(EvidenceRef(path=f"{cache.path}/manifest.json", locator="/entries"),),
-    )
-
-
-@CACHE.check(
-    "cache-matches-config",
-    title="The cache was made for this config and dataset",
-    section="7.1",
-    remedy=caches.REMEDY,
-    needs=("cache-complete",),
-    why="latents of another size or prompt train another thing, or die with mismatched shapes",
-)
-def cache_matches_config(e: CacheEvidence) -> Finding:
-    """Settings of manifest and entries, sizes and prompts of the config, and the digests of the dataset."""
-    cache = e.cache.get()
-    faults = caches.config_faults(cache, e.dataset.get(), e.settings.get())
-    return verdict_of(
-        not faults,
-        listing(faults) or f"{len(cache.entries)} entries agree",
-        expected=0,
-        observed=len(faults),
-        unit="differences",
-    )
-
-
-@CACHE.check(
-    "cache-distinct",
-    title="Different samples have different embeddings and latents",
-    section="7.3",
-    remedy="move the cache folder away, then finetune cache",
-    needs=("cache-complete",),
-    why="a cache keyed by prompt text gives every sample the last one's embedding, and trains on it",
-)
-def cache_distinct(e: CacheEvidence) -> Finding:
-    """Tensors with equal bytes whose sources (prompt and controls, or control) have different bytes."""
-    collisions = caches.collisions(e.cache.get())
-    return verdict_of(
-        not collisions,
-        listing(collisions) or f"{len(e.cache.get().entries)} entries, none shares a tensor",
-        expected=0,
-        observed=len(collisions),
-        unit="collisions",
-    )
-
-
-@CACHE.check(
-    "cache-roundtrip",
-    title="Encoding again gives the cached tensors, and decoding gives the pictures",
-    section="7.3",
-    remedy=caches.REMEDY,
-    needs=("cache-complete",),
-    why="latents in a wrong range or precision look like any others until the images come out",
-)
-def cache_roundtrip(e: CacheEvidence) -> Finding:
-    """Of samples encoded anew after the cache was made: relative errors, and the decoded target's PSNR."""
-    data = e.roundtrip.get()
-    if data["manifest_digest"] != e.cache.get().digest:
-        return failed(
-            "it was measured on another cache",
-            expected=e.cache.get().digest,
-            observed=data["manifest_digest"],
-        )
-    samples = data["samples"]
-    faults = [
-        f"{sample['id']}: {name} {sample[name]:.3g}"
-        for sample in samples
-        for name in ("embeds_error", "latents_error")
-        if not sample[name] <= ROUNDTRIP_ERROR_MAX
-    ]
-    faults += [
-        f"{sample['id']}: decodes to {sample['decoded_psnr_db']:.1f} dB"
-        for sample in samples
-        if not ROUNDTRIP_PSNR_MIN <= sample["decoded_psnr_db"] < math.inf
-    ]
-    return verdict_of(
-        bool(samples) and not faults,
-        listing(faults) or f"{len(samples)} samples",
-        expected=f"errors <= {ROUNDTRIP_ERROR_MAX}, >= {ROUNDTRIP_PSNR_MIN:g} dB, 1 sample or more",
-        observed={
-            "samples": len(samples),
-            "worst_error": max((max(s["embeds_error"], s["latents_error"]) for s in samples), default=None),
-            "worst_psnr_db": min((s["decoded_psnr_db"] for s in samples), default=None),
-        },
-        evidence=(EvidenceRef(path=ROUNDTRIP, locator="/data/samples"),),
-    )
 
 
 # ---- phases smoke and full
@@ -173,7 +65,7 @@ def run_matches_inputs(e: RunEvidence) -> Finding:
     why="a smoke test in another environment than the full run proves nothing about it",
 )
 def environment_as_judged(e: RunEvidence) -> Finding:
-    """Device and interpreter of run.json against target.json; packages present, those of the smoke run."""
+    """Device and interpreter of run.json against target.json, and the packages that training needs."""
     wanted = e.target["device"] if e.target["device"] != "auto" else e.plan.get()["device"]
     packages, device = e.record["packages"], e.record["device"]["type"]
     faults = judging.environment_faults(e, wanted, PACKAGES)
@@ -183,19 +75,21 @@ def environment_as_judged(e: RunEvidence) -> Finding:
         expected={"device": wanted, "python": e.target["python"]},
         observed={"device": device, "python": packages.get("python")},
         evidence=(e.line("run.json"),),
+        # Another run by the same interpreter changes nothing: the target has to name this one.
+        remedy="finetune init" if any(fault.startswith("Python ") for fault in faults) else None,
     )
 
 
 @FULL.check(
     "smoke-passed-as-configured",
-    title="A smoke run of the same config passes now",
+    title="A smoke run of the same config and packages passes now",
     section="7.4",
     remedy=FIT["smoke"],
     needs=NEEDS_RUN,
     why="five steps find in a minute what a full run finds after hours",
 )
 def smoke_passed_as_configured(e: RunEvidence) -> Finding:
-    """The newest smoke run judged anew, and its config against this run's, the overridden keys left out."""
+    """The newest smoke run judged anew; its config, the overridden keys left out, and its packages."""
     assert e.smoke is not None
     record = e.smoke.record
     if record["state"] == "running":
@@ -206,8 +100,17 @@ def smoke_passed_as_configured(e: RunEvidence) -> Finding:
         if check.required and check.status != "pass" and not check.excused
     ]
     faults += judging.config_differences(record["config"], e.record["config"], SMOKE_KEYS)
+    changed = judging.package_faults(record, e.record)
+    # Whichever was launched first has to be run again with what is installed now.
+    full_is_older = not faults and bool(changed) and judging.is_older(e.run.get(), e.smoke.run.get())
+    faults += changed
     return verdict_of(
-        not faults, listing(faults) or e.smoke.run.get().path, expected=0, observed=len(faults), unit="faults"
+        not faults,
+        listing(faults) or e.smoke.run.get().path,
+        expected=0,
+        observed=len(faults),
+        unit="faults",
+        remedy=FIT["full"] if full_is_older else None,
     )
 
 
@@ -227,7 +130,6 @@ def stopped_at_max_steps(e: RunEvidence) -> Finding:
     faults = judging.step_faults(record, steps, configured)
     if e.phase == "smoke" and record["planned_steps"] > SMOKE_STEPS_MAX:
         faults.append(f"{record['planned_steps']} steps are no smoke run; {SMOKE_STEPS_MAX} are the most")
-    stopped = record["state"] in ("interrupted", "failed") and e.phase == "full" and e.run.get().last_folders
     return verdict_of(
         not faults,
         listing(faults),
@@ -235,8 +137,16 @@ def stopped_at_max_steps(e: RunEvidence) -> Finding:
         observed=max(steps, default=0),
         unit="steps",
         evidence=(e.line("metrics.jsonl"),),
-        remedy=RESUME if stopped else None,
+        remedy=_going_on(e),
     )
+
+
+def _going_on(e: RunEvidence) -> str | None:
+    """What leads on from a run that did not end: other numbers, its own continuation, or a new run."""
+    if e.record["outcome"] == NOT_FINITE:
+        return LOWER_RATE
+    stopped = e.phase == "full" and e.record["state"] in ("interrupted", "failed")
+    return RESUME if stopped and e.run.get().resumable else None
 
 
 @SMOKE.check(
@@ -251,12 +161,14 @@ def first_step_completed(e: RunEvidence) -> Finding:
     """The first record of metrics.jsonl: its step, and a finite loss."""
     lines = e.run.get().metrics.get()
     first = lines[0] if lines else {"step": None, "loss": None}
+    infinite = e.record["outcome"] == NOT_FINITE or (bool(lines) and not finite(first["loss"]))
     return verdict_of(
         first["step"] == 1 and finite(first["loss"]),
         f"loss {first['loss']}" if lines else f"no step was recorded; the run says: {e.record['reason']}",
         expected="step 1 with a finite loss",
         observed={"step": first["step"], "loss": first["loss"]},
         evidence=(e.line("metrics.jsonl"),),
+        remedy=LOWER_RATE if infinite else None,
     )
 
 
@@ -264,11 +176,11 @@ def first_step_completed(e: RunEvidence) -> Finding:
     "loss-finite",
     title="Loss and gradient stayed finite",
     section="7.4",
-    remedy="set a lower optimizer.init_args.lr, then finetune fit --smoke and finetune fit",
+    remedy=LOWER_RATE,
     needs=NEEDS_RUN,
     why="one NaN spreads into every weight of the adapter",
 )
-def lossfinite(e: RunEvidence) -> Finding:
+def loss_finite(e: RunEvidence) -> Finding:
     """loss and grad_norm of every step; null, NaN and infinity are not finite."""
     lines = e.run.get().metrics.get()
     bad = [
@@ -291,7 +203,7 @@ def lossfinite(e: RunEvidence) -> Finding:
     "loss-fell",
     title="The loss on the fixed probe fell",
     section="7.4",
-    remedy="train longer (train.max_train_steps) or at a higher optimizer.init_args.lr, then finetune fit",
+    remedy=TRAIN_MORE,
     needs=(*NEEDS_RUN, "stopped-at-max-steps", "loss-finite"),
     why="a step's loss swings with its sigma; on equal sample, sigma and noise the fall is the learning",
 )
@@ -302,19 +214,27 @@ def loss_fell(e: RunEvidence) -> Finding:
     planned = e.record["planned_steps"]
     if 0 not in by_step or planned not in by_step:
         return failed(
-            "the probe lacks its first or last measurement", expected=[0, planned], observed=sorted(by_step)
+            "the probe lacks its first or last measurement",
+            expected=[0, planned],
+            observed=sorted(by_step),
+            remedy=FIT["full"],
         )
     first, last = (judging.losses(by_step[step], "train") for step in (0, planned))
-    if first.keys() != last.keys() or not all(map(finite, [*first.values(), *last.values()])):
+    if first.keys() != last.keys():
         return failed(
-            "the probe is not of the same items, or not finite", expected="finite pairs", observed=len(last)
+            "the probe is not of the same items",
+            expected=len(first),
+            observed=len(first.keys() & last.keys()),
+            remedy=FIT["full"],
         )
+    if not all(map(finite, [*first.values(), *last.values()])):
+        return failed("the probe is not finite", expected="finite pairs", observed=None, remedy=LOWER_RATE)
     if len(first) < PROBE_PAIRS_MIN:
         return failed(
             "too few probe items",
             expected=f"at least {PROBE_PAIRS_MIN}",
             observed=len(first),
-            remedy="raise train.probe_samples or train.probe_draws, then finetune fit",
+            remedy="set more train.probe_samples or train.probe_draws in config.yaml, then finetune plan",
         )
     result = paired(list(first.values()), [last[item] for item in first])
     held = [by_step[step]["holdout_mean"] for step in (0, planned)]
@@ -382,7 +302,7 @@ def checkpoints_on_schedule(e: RunEvidence) -> Finding:
     "adapter-only",
     title="Checkpoints hold the adapter and nothing of the base",
     section="7.4",
-    remedy="finetune fit",
+    remedy=FIT["full"],
     needs=NEEDS_RUN,
     why="a merged base fills the disk and can't be applied to the base again in step 08",
 )
@@ -403,7 +323,7 @@ def adapter_only(e: RunEvidence) -> Finding:
     "adapter-learned",
     title="The adapter's weights moved",
     section="7.4",
-    remedy="finetune fit",
+    remedy=TRAIN_MORE,
     needs=(*NEEDS_RUN, "checkpoints-on-schedule"),
     why="a cut graph leaves lora_B at zero while the loss looks like any other",
 )
@@ -428,6 +348,7 @@ def adapter_learned(e: RunEvidence) -> Finding:
         listing(faults) or f"{moved} of {len(up)} lora_B tensors moved",
         expected=f">= {LEARNED_SHARE_MIN}",
         observed=round(share, 3),
+        remedy=LOWER_RATE if infinite else None,
         evidence=(EvidenceRef(path=f"{checkpoints[-1].path}/{runs.ADAPTER}", locator="lora_B"),),
     )
 
@@ -436,13 +357,13 @@ def adapter_learned(e: RunEvidence) -> Finding:
     "memory-stable",
     title="Memory does not grow from step to step",
     section="7.5",
-    remedy="finetune fit",
+    remedy="close what shares the memory, then finetune fit",
     needs=NEEDS_RUN,
     may_skip=f"the run has fewer than {STABLE_STEPS_MIN} steps, or too few of one shape in its second half",
     why="a leak of one MiB a step ends a run of a day in its last hour",
 )
 def memory_stable(e: RunEvidence) -> Finding:
-    """The rise of allocated (on CPU: resident) memory a step, over the second half, shape by shape."""
+    """The rise of allocated (on CPU: resident) memory a step, over the second half, shape by shape; finite."""
     lines, planned = e.run.get().metrics.get(), e.record["planned_steps"]
     cpu = e.record["device"]["type"] == "cpu"
     name, limit = ("rss_gib", RSS_GROWTH_MAX) if cpu else ("alloc_gib", ALLOC_GROWTH_MAX)
@@ -453,7 +374,7 @@ def memory_stable(e: RunEvidence) -> Finding:
         return skipped(f"no shape has {2 * WINDOWS} steps in the second half")
     return verdict_of(
         rise <= limit,
-        f"{name} rises by {rise * 1024:.3f} MiB a step",
+        f"{name} rises by {rise * 1024:.3f} MiB a step" if finite(rise) else f"{name} is not finite",
         expected=f"at most {limit * 1024:g}",
         observed=round(rise * 1024, 4),
         unit="MiB/step",

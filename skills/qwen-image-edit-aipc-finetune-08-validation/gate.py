@@ -1,7 +1,12 @@
 """gate check 08: does the adapter of the judged run do better than the base, on samples it never saw?"""
 
+from collections.abc import Iterator
+from math import fsum, isclose
+from typing import Any
+
 from gates.checks import Checks, Finding, Gate, failed, listing, passed, verdict_of
 from gates.evidence import differences
+from gates.judging import finite
 from gates.statistics import paired
 from gates.validation import REMEDY, VARIANTS, WHERE, Validation, collect, saved_digest
 from gates.verdict import Check, EvidenceRef
@@ -11,7 +16,18 @@ LOSS_T_MIN = 3.0  # one-sided: by chance alone once in some 700 validations
 CHANGE_MIN = 1.0  # of 255, mean over a picture; rounding to 8 bits alone stays below a half
 SPREAD_MIN = 2.0  # of 255; a blank sheet has 0, noise-free skies still have 3
 UNEDITED_MAX = 24.0  # of 255; a VAE's own error on a photograph is about 5
+MEAN_TOLERANCE = 1e-6  # relative; sums of a few thousand floats agree to 1e-12
+VARIANTS_MEASURED = ("base", "adapter")
+
 FIT = "finetune fit"
+LOWER_RATE = "set a lower optimizer.init_args.lr in config.yaml, then finetune plan"
+TRAIN_MORE = (
+    "set more train.max_train_steps or a higher optimizer.init_args.lr in config.yaml, then finetune plan"
+)
+FULL_PRECISION = "set train.mixed_precision: 'no' in config.yaml, then finetune plan"
+LEARN_LESS_BY_HEART = (
+    "set fewer train.max_train_steps in config.yaml, then finetune plan; or add pairs, then finetune dataset"
+)
 
 CHECKS: Checks[Validation] = Checks()
 
@@ -53,7 +69,7 @@ def adapter_from_judged_run(e: Validation) -> Finding:
     "holdout-unseen",
     title="No held-out sample was trained on",
     section="8.2",
-    remedy="finetune dataset, then finetune cache and finetune fit",
+    remedy="remove the copy named from the dataset, then finetune dataset",
     needs=("adapter-from-judged-run",),
     why="on samples that it trained on, an adapter that only memorised looks best of all",
 )
@@ -63,22 +79,30 @@ def holdout_unseen(e: Validation) -> Finding:
     listed = e.dataset.get()["samples"]
     trained = {s["target"]["sha256"]: s["id"] for s in listed if s["split"] == "train"}
     held = [s for s in listed if s["split"] == "holdout"]
-    faults = [f"{s['id']} was trained on" for s in held if s["id"] in seen]
-    faults += [
+    trained_on = [f"{s['id']} was trained on" for s in held if s["id"] in seen]
+    copies = [
         f"{s['id']} is the same picture as {trained[s['target']['sha256']]}"
         for s in held
         if s["target"]["sha256"] in trained
     ]
-    faults += [
+    strangers = [
         f"{s['id']} is not of the holdout" for s in e.heldout if s["id"] not in {h["id"] for h in held}
     ]
+    faults = [*copies, *trained_on, *strangers]
     return verdict_of(
         bool(held) and not faults,
         listing(faults) or f"{len(held)} held-out samples, {len(seen)} trained on",
         expected=0,
         observed=len(faults),
         unit="samples",
+        remedy=None if copies else _restoring(trained_on, strangers),
     )
+
+
+def _restoring(trained_on: list[str], strangers: list[str]) -> str:
+    if trained_on:
+        return FIT
+    return REMEDY if strangers else "finetune dataset --holdout 3"
 
 
 @CHECKS.check(
@@ -138,7 +162,7 @@ def same_noise(e: Validation) -> Finding:
     "images-not-degenerate",
     title="No picture is blank, and they are not all the same",
     section="8.3",
-    remedy=f"{FIT}, with a lower optimizer.init_args.lr",
+    remedy=LOWER_RATE,
     needs=("all-samples-rendered",),
     why="a collapsed adapter paints one grey sheet for every prompt",
 )
@@ -163,7 +187,7 @@ def images_not_degenerate(e: Validation) -> Finding:
     "adapter-changes-output",
     title="The adapter changes what is painted",
     section="8.3",
-    remedy=f"{FIT}, with more steps or a higher optimizer.init_args.lr",
+    remedy=TRAIN_MORE,
     needs=("all-samples-rendered", "same-noise"),
     why="an adapter that was not loaded, or learned nothing, gives the base's picture bit for bit",
 )
@@ -187,18 +211,31 @@ def _changed(distances: list[float]) -> Finding:
     "heldout-loss-improves",
     title="On held-out samples the adapter predicts better than the base",
     section="8.4",
-    remedy=f"finetune validate --checkpoint best, else {FIT} with fewer steps or more samples",
+    remedy=LEARN_LESS_BY_HEART,
     needs=("holdout-unseen",),
     why="with 20 pairs memorising is the failure that people meet, and it shows on unseen samples only",
 )
 def heldout_loss_improves(e: Validation) -> Finding:
     """Flow loss of base and adapter at the same (sigma, noise), paired over all draws of the held-out samples."""
-    few = [f"{s['id']} has {len(s['draws'])} draws" for s in e.heldout if len(s["draws"]) < DRAWS_MIN]
-    if few or not e.heldout:
-        return failed(
-            listing(few) or "no held-out sample was measured", expected=f">= {DRAWS_MIN} draws each"
-        )
+    held = sorted(s["id"] for s in e.dataset.get()["samples"] if s["split"] == "holdout")
+    measured = sorted(s["id"] for s in e.heldout)
+    if measured != held or not held:
+        return failed("the holdout is not what was measured", expected=held, observed=measured, remedy=REMEDY)
+    few = [f"{s['id']} has {n} different draws" for s in e.heldout if (n := _different(s)) < DRAWS_MIN]
+    if few:
+        return failed(listing(few), expected=f">= {DRAWS_MIN} draws each", remedy=REMEDY)
     lines = [line for sample in e.heldout for line in sample["draws"]]
+    infinite = [v for v in VARIANTS_MEASURED if any(not finite(line[v]) for line in lines)]
+    if infinite:
+        return failed(
+            f"the held-out loss of the {' and the '.join(infinite)} is not finite",
+            expected="finite losses",
+            observed=sum(not finite(line[v]) for v in infinite for line in lines),
+            unit="losses",
+            remedy=FULL_PRECISION if "base" in infinite else LOWER_RATE,
+        )
+    if wrong := list(_wrong_means(e.data.get()["heldout_mean"], lines)):
+        return failed(listing(wrong), expected="the mean of the draws", remedy=REMEDY)
     test = paired([line["base"] for line in lines], [line["adapter"] for line in lines])
     half = abs(test.before - test.after) / test.t * 1.96 if test.t else float("nan")
     drop = test.before - test.after
@@ -209,7 +246,26 @@ def heldout_loss_improves(e: Validation) -> Finding:
         expected=f"t > {LOSS_T_MIN:g}",
         observed=test.t,
         evidence=(EvidenceRef(path=WHERE, locator="/data/samples"),),
+        remedy="finetune validate --checkpoint best" if _is_another_than_the_best(e) else None,
     )
+
+
+def _different(sample: dict[str, Any]) -> int:
+    """Draws that are no repetition of another."""
+    return len({(line["sigma"], line["noise"]) for line in sample["draws"]})
+
+
+def _wrong_means(recorded: dict[str, Any], lines: list[dict[str, Any]]) -> Iterator[str]:
+    for variant in VARIANTS_MEASURED:
+        mean = fsum(line[variant] for line in lines) / len(lines)
+        if not (finite(recorded[variant]) and isclose(recorded[variant], mean, rel_tol=MEAN_TOLERANCE)):
+            yield f"heldout_mean of the {variant} is {recorded[variant]}, its draws have {mean:.6g}"
+
+
+def _is_another_than_the_best(e: Validation) -> bool:
+    """Whether validating the best checkpoint would look at another one."""
+    data, best = e.data.get(), e.judged.get().best
+    return best not in (None, f"{data['run']}/{data['checkpoint']}")
 
 
 @CHECKS.check(
@@ -236,7 +292,7 @@ def zero_adapter_rejected(e: Validation) -> Finding:
     "unedited-kept",
     title="What the edit leaves alone stays as it was",
     section="8.5",
-    remedy="look at validation/grid.png; fewer steps, or more varied pairs",
+    remedy=f"look at validation/grid.png; {LEARN_LESS_BY_HEART}",
     needs=("all-samples-rendered",),
     required=False,
     why="an edit that repaints the whole picture is seldom what was taught",

@@ -69,6 +69,7 @@ def test_an_exception_in_a_gate_is_an_error_and_never_a_pass(
     assert (config.verdict, config.outcome, config.exit_code) == ("FAIL", "error", 3)
     assert config.first_failure == "schema-valid"
     assert {check.message for check in config.checks} == {"RuntimeError: out of luck"}
+    assert {check.remedy for check in config.checks} == {"report it with .gates/error.log"}
     assert training.blocked_by == "04"
     assert "out of luck" in (made.root / ".gates/error.log").read_text(encoding="utf-8")
 
@@ -96,6 +97,47 @@ def test_a_gate_that_cannot_be_loaded_is_an_error(made: Any, monkeypatch: pytest
 def test_a_broken_target_is_an_error(made: Any) -> None:
     (made.root / ".gates/target.json").write_text('{"schema": "target/1"}', encoding="utf-8")
     assert _judge(made, "02")[0].outcome == "error"
+
+
+@pytest.mark.parametrize("text", ['{"schema": "target/1"}', '{"schema": "tar', ""])
+def test_a_damaged_target_leads_to_init(text: str, made: Any) -> None:
+    (made.root / ".gates/target.json").write_text(text, encoding="utf-8")
+    host = _judge(made, "01")[0]
+    assert host.next_command == "finetune init --model MODEL --dataset FOLDER"
+    assert {check.remedy for check in host.checks} == {host.next_command}
+
+
+@pytest.mark.parametrize("what", ["dataset", "model"])
+def test_a_damaged_local_json_leads_to_init(what: str, made: Any) -> None:
+    """Whichever gate needs it first says so, and blames nothing else."""
+    outside = made.root.parent / "outside"
+    place = made.dataset if what == "dataset" else made.root / "models" / "base"
+    place.rename(outside)
+    local = made.root / ".gates/local.json"
+    local.write_text(json.dumps({"external": {what: str(outside)}}), encoding="utf-8")
+    made.edit(".gates/target.json", lambda d: d.update({what: f"external:{what}"}))
+    if what == "dataset":
+        made.edit(made.evidence("02-dataset"), lambda d: d["data"].update(root="external:dataset"))
+    else:
+        made.edit_config(lambda c: c["model"].update(pretrained_model_name_or_path="external:model"))
+        made.edit(made.evidence("01-host"), lambda d: d["data"]["base"].update(reference="external:model"))
+    local.write_text('{"external": ', encoding="utf-8")
+    failing = next(v for v in _judge(made, "04") if not v.passes)
+    assert failing.gate == {"dataset": "02", "model": "04"}[what]
+    assert failing.next_command == "finetune init --model MODEL --dataset FOLDER"
+    assert ".gates/local.json" in failing.first_check.message
+
+
+@pytest.mark.parametrize(("number", "name", "command"), [
+    ("01", "01-host", "finetune probe --host"),
+    ("03", "03-environment", "finetune probe --environment"),
+    ("08", "08-validation", "finetune validate"),
+])  # fmt: skip
+def test_damaged_evidence_leads_to_what_makes_it(number: str, name: str, command: str, made: Any) -> None:
+    path = made.evidence(name)
+    path.write_bytes(path.read_bytes()[:-20])
+    failing = next(v for v in _judge(made, "08") if not v.passes)
+    assert (failing.gate, failing.next_command) == (number, command)
 
 
 def test_phase_verdicts_are_those_of_their_checks(made: Any) -> None:

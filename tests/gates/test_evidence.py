@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.numpy import save_file
 
-from gates import evidence
+from gates import evidence, pictures, tensors
 from gates.evidence import EvidenceError, MissingEvidenceError
 
 # No time limit: on a busy machine a first example may take long. No database: tests leave nothing behind.
@@ -101,7 +101,7 @@ _tensor = st.fixed_dictionaries(
 @given(st.dictionaries(st.text(max_size=4), _tensor | _json, max_size=3) | _json, st.integers(0, 64))
 def test_any_header(header: Any, body: int) -> None:
     try:
-        entries = evidence.parse_header(json.dumps(header).encode(), body, "x")
+        entries = tensors.parse_header(json.dumps(header).encode(), body, "x")
     except EvidenceError:
         return
     assert sum(entry.size for entry in entries.values()) == body
@@ -116,7 +116,7 @@ def test_any_bytes_as_safetensors(data: bytes) -> None:
         path = Path(folder) / "x"
         path.write_bytes(data)
         try:
-            evidence.tensor_facts(path, "x")
+            tensors.tensor_facts(path, "x")
         except EvidenceError as error:
             assert error.path.startswith("x")
 
@@ -154,7 +154,7 @@ def test_safetensors_that_are_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(BAD_TENSORS[name])
     with pytest.raises(EvidenceError, match=r"^x"):
-        evidence.read_header(path, "x")
+        tensors.read_header(path, "x")
 
 
 def test_tensor_facts(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_tensor_facts(tmp_path: Path) -> None:
         path,
         {"format": "np"},
     )
-    facts = evidence.tensor_facts(path, "x")
+    facts = tensors.tensor_facts(path, "x")
     assert facts["a"].norm == 5.0 and facts["a"].finite and facts["a"].elements == 2
     assert not facts["n"].finite and facts["n"].norm == 1.0
     assert facts["i"].dtype == "I64"
@@ -176,8 +176,8 @@ def test_bf16_is_read(tmp_path: Path) -> None:
     path.write_bytes(
         _file({"a": _one("BF16", [3], [0, 6])}, (values.view(np.uint32) >> 16).astype("<u2").tobytes())
     )
-    entry = evidence.read_header(path, "x")["a"]
-    assert evidence.read_tensor(path, entry, "x").tolist() == values.tolist()
+    entry = tensors.read_header(path, "x")["a"]
+    assert tensors.read_tensor(path, entry, "x").tolist() == values.tolist()
 
 
 @pytest.mark.parametrize(
@@ -207,15 +207,15 @@ def test_pictures(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (40, 20)).save(tmp_path / "b.jpg", exif=exif)
-    assert evidence.picture_size(tmp_path / "a.png", "a") == (40, 20)
-    assert evidence.picture_size(tmp_path / "b.jpg", "b") == (20, 40)
+    assert pictures.picture_size(tmp_path / "a.png", "a") == (40, 20)
+    assert pictures.picture_size(tmp_path / "b.jpg", "b") == (20, 40)
 
 
 def test_a_bomb_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("1", (2000, 2000)).save(tmp_path / "a.png")
-    monkeypatch.setattr(evidence, "MAX_IMAGE_PIXELS", 1000)
+    monkeypatch.setattr(pictures, "MAX_IMAGE_PIXELS", 1000)
     with pytest.raises(EvidenceError, match="a: has 2000x2000 pixels, too many"):
-        evidence.picture_size(tmp_path / "a.png", "a")
+        pictures.picture_size(tmp_path / "a.png", "a")
 
 
 def test_differences(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,3 +90,19 @@ def test_smallest() -> None:
     assert as_nf4 == pytest.approx(10.03, abs=0.01)  # measured: 9.9 with the parts that stay bf16 left out
     assert hosts.smallest_gib({"parameters": 10_000_000_000, "disk_gib": 5.0}) == 5.0
     assert hosts.smallest_gib({"parameters": 0, "disk_gib": 0.0}) == 0.0
+
+
+def test_the_line_that_installs_torch_is_the_tested_version() -> None:
+    constraints = Path(__file__).resolve().parents[2] / "constraints.txt"
+    assert f"torch=={hosts.TORCH}" in constraints.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize(
+    ("device", "system", "url"),
+    [("cuda", "Linux", ""), ("cpu", "Windows", ""), ("cuda", "Windows", "CUDA_INDEX_URL"),
+     ("cpu", "Linux", "CPU_INDEX_URL"), ("xpu", "Linux", "XPU_INDEX_URL"), ("xpu", "Windows", "XPU_INDEX_URL")],
+)  # fmt: skip
+def test_torch_is_installed_from_pypi_where_pypi_has_the_build(device: str, system: str, url: str) -> None:
+    line = hosts.install_torch(device, system)
+    assert line.startswith("pip uninstall -y torch, then pip install torch==")
+    assert (f"--index-url {url}" in line) if url else line.endswith(f"torch=={hosts.TORCH}")

@@ -167,15 +167,20 @@ def validate(made: Made) -> None:
     held = [entry for entry in manifest["entries"] if entry["split"] == "holdout"]
     place = "outputs/edit-lora/v1/validation"
     shutil.rmtree(made.root / place, ignore_errors=True)
+    samples = [_validated(made.root, place, entry) for entry in held]
     data = {
         "run": "outputs/edit-lora/v1", "run_id": run["run_id"], "checkpoint": last["path"],
         "adapter_sha256": next(iter(last["files"].values()))["sha256"], "device": run["device"]["type"],
         "cache_digest": document_digest(manifest["entries"]), "num_inference_steps": 20,
         "guidance_scale": 1.0, "seed": 42, "draws_per_sample": 32,
-        "heldout_mean": {"base": 1.0, "adapter": 0.8},
-        "samples": [_validated(made.root, place, entry) for entry in held],
+        "heldout_mean": heldout_mean(samples), "samples": samples,
     }  # fmt: skip
     _evidence(made, "08-validation", data)
+
+
+def heldout_mean(samples: list[dict[str, Any]]) -> dict[str, float]:
+    lines = [line for sample in samples for line in sample["draws"]]
+    return {variant: sum(line[variant] for line in lines) / len(lines) for variant in ("base", "adapter")}
 
 
 def _validated(root: Path, place: str, entry: dict[str, Any]) -> dict[str, Any]:
@@ -438,12 +443,20 @@ def _cache(made: Made, samples: list[dict[str, Any]], digest: str) -> dict[str, 
     return manifest
 
 
-def cache_entry(cache: Path, sample: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Write one entry; returns what the manifest lists of it."""
+def cache_entry(
+    cache: Path,
+    sample: dict[str, Any],
+    settings: dict[str, Any],
+    *,
+    document: dict[str, Any] | None = None,
+    tensors: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Write one entry, with what is given beside the usual; returns what the manifest lists of it."""
+    beside = tensors or {}
     document = {
         "schema": "cache-key/1", "settings": settings, "prompt": sample["prompt"], "negative_prompt": None,
         "target": sample["target"]["sha256"], "mask": None, "empty_prompt": False,
-        "controls": [control["sha256"] for control in sample["controls"]],
+        "controls": [control["sha256"] for control in sample["controls"]], **(document or {}),
     }  # fmt: skip
     key = document_digest(document)
     folder = cache / key[:16]
@@ -452,6 +465,7 @@ def cache_entry(cache: Path, sample: dict[str, Any], settings: dict[str, Any]) -
         "target": drawn(document["target"], 4, 4, 6),
         "control_0": drawn(document["controls"][0], 4, 4, 6),
         "prompt_embeds": drawn(document["prompt"] + document["controls"][0], 5, 8),
+        **beside,
     }
     save_file(tensors, folder / "tensors.safetensors")
     listed = {"key": key, "files": recorded(folder)}

@@ -164,15 +164,21 @@ def _check(verdict: Any, name: str) -> Any:
 
 
 REMEDIES = {
-    "a CPU build for XPU": (BUILD, "install torch for XPU (README, On a real AI PC)"),
+    "a CPU build for XPU": (
+        BUILD,
+        "pip uninstall -y torch, then pip install torch==2.13.0 --index-url XPU_INDEX_URL (",
+    ),
     "an XPU build that sees nothing": (BUILD, "install the device's newest driver"),
-    "two tritons": (TRITON, "pip uninstall -y triton triton-xpu, then install torch for XPU again"),
+    "two tritons": (
+        TRITON,
+        "pip uninstall -y triton triton-xpu, then pip uninstall -y torch, then pip install",
+    ),
     "triton-windows beside XPU": (TRITON, "pip uninstall -y triton-windows"),
     "bitsandbytes before XPU": (NF4, 'pip install "bitsandbytes>=0.48.2"'),
     "a foreign package gates": (IMPORTS, "pip uninstall -y other-thing"),
     "IPEX of another torch": ("ipex-not-mixed", "pip uninstall -y intel-extension-for-pytorch"),
     "diffusers too new": ("packages-present", 'pip install -e ".[train]"'),
-    "another interpreter": ("python-version", "run finetune probe --environment"),
+    "another interpreter": ("python-version", "finetune probe --environment, with"),
 }
 
 

@@ -298,10 +298,10 @@ def test_a_number_that_json_does_not_have_never_passes(make: Any, judge: Any) ->
 
 REMEDIES = {
     "config asks for broken nf4": (
-        "set model.quantize: auto in config.yaml, then finetune plan and finetune adapt"
+        "set model.quantize: auto in config.yaml, then finetune plan, then finetune adapt"
     ),
     "a batch that needs the broken mask": (
-        "set data.batch_size: 1 in config.yaml, then finetune plan and finetune adapt"
+        "set data.batch_size: 1 in config.yaml, then finetune plan, then finetune adapt"
     ),
     "the plan counts on broken nf4": "finetune plan",
     "never run": "finetune adapt",

@@ -51,10 +51,10 @@ def _config(change: Callable[[dict[str, Any]], Any], component: str = "transform
 
 def _record(made: Any, component: str) -> None:
     """The evidence's digests and sizes are those of the folder as it lies there."""
-    nf4, evidence = sys.modules["synthetic_nf4"], sys.modules["gates.evidence"]
+    nf4, tensors = sys.modules["synthetic_nf4"], sys.modules["gates.tensors"]
     folder = made.root / "models/nf4" / component
     now = nf4.record(made.root, component)
-    size = sum(entry.size for entry in evidence.read_header(folder / FILES[component], "x").values())
+    size = sum(entry.size for entry in tensors.read_header(folder / FILES[component], "x").values())
 
     def change(record: dict[str, Any]) -> None:
         record.update(files=now["files"], made_fingerprint=now["made_fingerprint"], made_gib=size / 2**30)

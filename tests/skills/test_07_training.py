@@ -152,16 +152,100 @@ def test_cache_fault(fault: str, made: Any, judge: Any, assert_turned: Any) -> N
     assert_turned(judge(made, "07"), fail=expected)
 
 
-@pytest.mark.parametrize("name", ["prompt_embeds", "control_0"])
+@pytest.mark.parametrize("name", ["prompt_embeds", "control_0", "target"])
 def test_shared_tensors(name: str, made: Any, workspaces: Any, judge: Any, assert_turned: Any) -> None:
     _share(name, workspaces)(made)
     assert_turned(judge(made, "07"), fail={"cache/cache-distinct"})
+
+
+def _with_texts(made: Any, workspaces: Any, **spoilt: Any) -> None:
+    """The cache with empty embeddings for training, negative ones for the others; `spoilt` for all."""
+    made.edit_config(
+        lambda c: (
+            c["data"].update(caption_dropout_rate=0.1), c.update(validation={"guidance_scale": 4.0})
+        )
+    )  # fmt: skip
+    dataset = json.loads(made.evidence("02-dataset").read_text(encoding="utf-8"))["data"]
+    manifest = json.loads((made.root / "cache/manifest.json").read_text(encoding="utf-8"))
+    shutil.rmtree(made.root / "cache")
+    manifest["entries"] = []
+    for sample in dataset["samples"]:
+        train = sample["split"] == "train"
+        name, key = ("empty_embeds", "empty_prompt") if train else ("negative_embeds", "negative_prompt")
+        tensor = spoilt.get(name, workspaces.drawn(name + sample["id"], 5, 8))
+        manifest["entries"].append(
+            workspaces.cache_entry(
+                made.root / "cache", sample, manifest["settings"],
+                document={key: True if train else " "}, tensors={name: tensor},
+            )
+        )  # fmt: skip
+    workspaces.write_json(made.root / "cache/manifest.json", manifest)
+    _follow(made, manifest, workspaces)
+
+
+@pytest.mark.parametrize("name", ["empty_embeds", "negative_embeds"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_shared_embeddings_of_other_texts(
+    name: str, shared: bool, made: Any, workspaces: Any, judge: Any
+) -> None:
+    _with_texts(made, workspaces, **({name: workspaces.drawn("the last one's", 5, 8)} if shared else {}))
+    checks = {check.id: check.status for check in judge(made, "07").checks if check.phase == "cache"}
+    assert checks.pop("cache-distinct") == ("fail" if shared else "pass")
+    assert set(checks.values()) == {"pass"}
 
 
 def test_a_sample_without_entry(made: Any, workspaces: Any, judge: Any, assert_turned: Any) -> None:
     _rebuild(made, workspaces, lambda dataset, settings: dataset["samples"].pop())
     made.edit("cache/manifest.json", lambda d: d["counts"].update(train=10))
     assert_turned(judge(made, "07"), fail={"cache/cache-complete"})
+
+
+def _asked(made: Any, workspaces: Any, cached: list[dict[str, Any]], asked: list[dict[str, Any]]) -> None:
+    """Prompts in the cache, and prompts that the config asks for."""
+    manifest = json.loads((made.root / "cache/manifest.json").read_text(encoding="utf-8"))
+    for index, sample in enumerate(cached):
+        controls = [{"sha256": workspaces.file_digest(made.root / image)} for image in sample["images"]]
+        entry = workspaces.cache_entry(
+            made.root / "cache",
+            {"id": f"prompt-{index}", "split": "prompt", "prompt": sample["prompt"],
+             "target": {"sha256": "0" * 64}, "controls": controls},
+            manifest["settings"],
+        )  # fmt: skip
+        manifest["entries"].append(entry)
+    manifest["counts"]["prompt"] = len(cached)
+    workspaces.write_json(made.root / "cache/manifest.json", manifest)
+    _follow(made, manifest, workspaces)
+    made.edit_config(lambda c: c.update(validation={"samples": asked}))
+
+
+GREEN = {"prompt": "paint it green", "images": ["data/control_images/s05.png"]}
+RED = {"prompt": "paint it red", "images": ["data/control_images/s05.png"]}
+OTHER = {"prompt": "paint it green", "images": ["data/control_images/s06.png"]}
+
+
+@pytest.mark.parametrize(
+    ("cached", "asked", "fault"),
+    [
+        ([GREEN], [GREEN], ""),
+        ([], [GREEN], "no entry for prompt-0"),
+        ([GREEN], [RED], "prompt-0: another prompt"),
+        ([GREEN], [OTHER], "prompt-0: another controls"),
+        ([GREEN], [], "an entry for prompt-0"),
+    ],
+)
+def test_the_prompts_that_the_config_asks_for_are_cached(
+    cached: list[dict[str, Any]],
+    asked: list[dict[str, Any]],
+    fault: str,
+    made: Any,
+    workspaces: Any,
+    judge: Any,
+) -> None:
+    """A fit, which reads none of them, is refused without."""
+    _asked(made, workspaces, cached, asked)
+    check = next(c for c in judge(made, "07").checks if c.id == "cache-matches-config")
+    assert check.status == ("fail" if fault else "pass") and fault in check.message
+    assert check.remedy == ("finetune cache" if fault else "")
 
 
 def test_an_entry_of_another_prompt(made: Any, workspaces: Any, judge: Any, assert_turned: Any) -> None:
@@ -290,6 +374,14 @@ def _nan_line(made: Any) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
 
 
+def _nan_memory(made: Any) -> None:
+    """Of one step in the second half: medians alone would not show it."""
+    path = made.run("full") / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    lines[50] = json.dumps({**json.loads(lines[50]), "rss_gib": float("nan")})
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
+
+
 SMOKE_TOO = {"full/smoke-passed-as-configured"}
 INPUTS = {"smoke/run-matches-inputs", "full/run-matches-inputs"}
 
@@ -335,9 +427,9 @@ RUN_FAULTS: dict[str, tuple[Spoil, set[str]]] = {
     ),
     "smoke run on another Python": (
         _packages("smoke", python="3.12.1"),
-        {"smoke/environment-as-judged", "full/environment-as-judged", *SMOKE_TOO},
+        {"smoke/environment-as-judged", *SMOKE_TOO},
     ),
-    "full run with another torch": (_packages("full", torch="2.12.0"), {"full/environment-as-judged"}),
+    "full run with another torch": (_packages("full", torch="2.12.0"), SMOKE_TOO),
     "no peft": (
         lambda m: (_packages("smoke", peft="absent")(m), _packages("full", peft="absent")(m)),
         {"smoke/environment-as-judged", "full/environment-as-judged", *SMOKE_TOO},
@@ -456,6 +548,7 @@ RUN_FAULTS: dict[str, tuple[Spoil, set[str]]] = {
         {"full/adapter-learned"},
     ),
     "resident memory grows": (_grow("rss_gib", 2.0), {"full/memory-stable"}),
+    "a resident memory is NaN": (_nan_memory, {"full/memory-stable"}),
     "-last- without optimizer": (
         lambda m: (m.run("full") / LAST / "optimizer.bin").unlink(),
         {"full/resumable-last"},
@@ -618,7 +711,67 @@ def test_a_running_run_blocks_and_names_both_ways_out(kind: str, gone: str, made
     assert all(check.status == "skip" for check in verdict.checks if check.phase == kind)
 
 
+# ---- remedies lead on
+
+
+def _remedy(verdict: Any, id: str, phase: str = "full") -> str:
+    return next(c.remedy for c in verdict.checks if (c.phase, c.id) == (phase, id))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", ["smoke", "full"])
+def test_a_run_that_met_nan_is_not_resumed_but_changed(kind: str, made: Any, judge: Any) -> None:
+    """Draws are fixed: a resume would meet the same NaN."""
+    _run(kind, state="failed", outcome="NonFiniteError", reason="step 5: loss nan", done_steps=4)(made)
+    _metrics(kind, lambda lines: [*lines[:4], {**lines[4], "loss": None, "grad_norm": None}])(made)
+    verdict = judge(made, "07")
+    assert verdict.first_failure == "stopped-at-max-steps"
+    assert verdict.next_command == "set a lower optimizer.init_args.lr in config.yaml, then finetune plan"
+    if kind == "full":
+        assert _remedy(verdict, "loss-finite") == verdict.next_command
+
+
+def test_after_an_upgrade_the_run_of_before_is_run_again(made: Any, judge: Any) -> None:
+    """The smoke run is v0: it was launched before the upgrade, the full run after it."""
+    _packages("full", torch="2.14.0")(made)
+    verdict = judge(made, "07")
+    assert (verdict.first_failure, verdict.next_command) == (
+        "smoke-passed-as-configured", "finetune fit --smoke",
+    )  # fmt: skip
+    again = made.project / "v2"
+    shutil.copytree(made.run("smoke"), again)
+    made.edit(
+        again / "run.json",
+        lambda d: d.update(run_id="run-v2", packages={**d["packages"], "torch": "2.14.0"}),
+    )
+    assert judge(made, "07").passes
+    made.edit(again / "run.json", lambda d: d["packages"].update(torch="2.15.0"))
+    assert judge(made, "07").next_command == "finetune fit"
+
+
+def test_another_python_leads_to_a_target_of_this_one(made: Any, judge: Any) -> None:
+    _packages("smoke", python="3.12.1")(made)
+    assert judge(made, "07").next_command == "finetune init"
+
+
 # ---- lineage
+
+
+def test_a_resumed_run_that_died_before_its_first_save_is_resumed(
+    made: Any, workspaces: Any, judge: Any
+) -> None:
+    """`--resume latest` takes the -last- of the run that it continued."""
+    _resume(made, workspaces)
+    second, full = made.project / "v2", made.run("full")
+    last = next(path for path in second.glob("checkpoint-last-*"))
+    shutil.rmtree(next(full.glob("checkpoint-last-*")))
+    last.rename(full / "checkpoint-last-1-20-last")
+    made.edit(second / "run.json", lambda d: d.update(state="interrupted", done_steps=20, reason="SIGTERM"))
+    verdict = judge(made, "07")
+    assert _remedy(verdict, "stopped-at-max-steps") == "finetune fit --resume latest"
+    (full / "checkpoint-last-1-20-last" / "optimizer.bin").unlink()
+    assert _remedy(judge(made, "07"), "stopped-at-max-steps") == "finetune fit"
+    shutil.rmtree(full / "checkpoint-last-1-20-last")
+    assert _remedy(judge(made, "07"), "stopped-at-max-steps") == "finetune fit"
 
 
 def _resume(made: Any, workspaces: Any, at: int = 20) -> None:

@@ -30,6 +30,7 @@ def _draws(base: float, adapter: float, swing: float = 0.0) -> Spoil:
         for sample in data["samples"]:
             for index, line in enumerate(sample["draws"]):
                 line.update(base=base, adapter=adapter + (swing if index % 2 else -swing))
+        data["heldout_mean"] = {"base": base, "adapter": adapter}
 
     return _data(change)
 
@@ -95,6 +96,15 @@ def _brighter(image: Image.Image) -> Image.Image:
     return image.point(lambda value: min(255, value + 40))
 
 
+def _as_prompt(sample: dict[str, Any]) -> None:
+    """A held-out sample on which the adapter is worse is told to be a prompt."""
+    sample.update(split="prompt", draws=[])
+
+
+def _one_draw_again_and_again(sample: dict[str, Any]) -> None:
+    sample["draws"] = [dict(sample["draws"][0]) for _ in sample["draws"]]
+
+
 def _trained_on_holdout(made: Any) -> None:
     data = json.loads(made.evidence(DATA).read_text(encoding="utf-8"))["data"]
     name = data["samples"][0]["id"]
@@ -129,7 +139,10 @@ FAULTS: dict[str, tuple[Spoil, set[str]]] = {
     ),
     "a held-out sample was trained on": (_trained_on_holdout, {"holdout-unseen"}),
     "a training sample is called held out": (_sample(lambda s: s.update(id="s03")), {"holdout-unseen"}),
-    "a sample left out": (_data(lambda d: d["samples"].pop()), {"all-samples-rendered"}),
+    "a sample left out": (
+        _data(lambda d: d["samples"].pop()),
+        {"all-samples-rendered", "heldout-loss-improves"},
+    ),
     "a picture deleted": (lambda m: _first_picture(m, "adapter").unlink(), {"all-samples-rendered"}),
     "a picture replaced": (
         lambda m: _first_picture(m, "base").write_bytes(_first_picture(m, "target").read_bytes()),
@@ -159,6 +172,25 @@ FAULTS: dict[str, tuple[Spoil, set[str]]] = {
         _data(lambda d: [s.update(draws=[]) for s in d["samples"]]),
         {"heldout-loss-improves"},
     ),
+    "a held-out sample told to be a prompt": (_sample(_as_prompt), {"heldout-loss-improves"}),
+    "a held-out sample measured twice": (
+        _data(lambda d: d["samples"].append(d["samples"][0])),
+        {"same-noise", "heldout-loss-improves"},
+    ),
+    "one draw 32 times": (_sample(_one_draw_again_and_again), {"heldout-loss-improves"}),
+    "another mean than that of the draws": (
+        _data(lambda d: d["heldout_mean"].update(adapter=0.7)),
+        {"heldout-loss-improves"},
+    ),
+    "no mean": (_data(lambda d: d["heldout_mean"].update(base=None)), {"heldout-loss-improves"}),
+    "a loss of the adapter was not finite": (
+        _sample(lambda s: s["draws"][3].update(adapter=None)),
+        {"heldout-loss-improves"},
+    ),
+    "a loss of the base was not finite": (
+        _sample(lambda s: s["draws"][3].update(base=None)),
+        {"heldout-loss-improves"},
+    ),
     "the zeroed adapter changes the picture": (_paint("zero", _brighter), {"zero-adapter-rejected"}),
 }
 
@@ -181,6 +213,66 @@ def test_each_fault_turns_its_check(made: Any, judge: Any, assert_turned: Any, n
     for check in verdict.checks:
         if check.status == "fail":
             assert check.remedy and check.message is not None
+
+
+def _remedy(verdict: Any, id: str) -> str:
+    return next(c.remedy for c in verdict.checks if c.id == id)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("variant", "remedy"), [("adapter", "lower optimizer.init_args.lr"), ("base", "train.mixed_precision")]
+)
+def test_a_loss_that_is_not_finite_is_told_and_leads_on(
+    variant: str, remedy: str, made: Any, judge: Any
+) -> None:
+    _sample(lambda s: s["draws"][3].update({variant: None}))(made)
+    verdict = judge(made, "08")
+    check = next(c for c in verdict.checks if c.id == "heldout-loss-improves")
+    assert f"of the {variant} is not finite" in check.message and check.observed == 1
+    assert remedy in check.remedy and "then finetune plan" in check.remedy
+
+
+def _best_is(step: int | None) -> Spoil:
+    def spoil(made: Any) -> None:
+        saves = (made.run("full") / "saves.jsonl").read_text(encoding="utf-8").splitlines()
+        names = {
+            line["step"]: line["path"] for line in map(json.loads, saves) if line["kind"] == "checkpoint"
+        }
+        best = {"step": step, "checkpoint": names[step], "holdout_loss": 0.5} if step is not None else None
+        made.edit(made.run("full") / "run.json", lambda document: document.update(best=best))
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("best", "remedy"), [(40, "finetune validate --checkpoint best"), (60, "set fewer"), (None, "set fewer")]
+)
+def test_the_best_checkpoint_is_offered_only_where_another_one_was_validated(
+    best: int | None, remedy: str, made: Any, judge: Any
+) -> None:
+    """The record is of the checkpoint of step 60, the last."""
+    _best_is(best)(made)
+    _draws(1.0, 1.1)(made)
+    assert _remedy(judge(made, "08"), "heldout-loss-improves").startswith(remedy)
+
+
+def test_a_best_checkpoint_that_is_gone_is_not_offered(made: Any, judge: Any) -> None:
+    _best_is(40)(made)
+    (made.run("full") / "checkpoint-3-40" / "pytorch_lora_weights.safetensors").unlink()
+    _draws(1.0, 1.1)(made)
+    assert _remedy(judge(made, "08"), "heldout-loss-improves").startswith("set fewer")
+
+
+@pytest.mark.parametrize(
+    ("fault", "remedy"),
+    [("a held-out sample was trained on", "finetune fit"),
+     ("a training sample is called held out", "finetune validate")],
+)  # fmt: skip
+def test_an_unseen_holdout_is_restored_by_what_spoilt_it(
+    fault: str, remedy: str, made: Any, judge: Any
+) -> None:
+    FAULTS[fault][0](made)
+    assert _remedy(judge(made, "08"), "holdout-unseen") == remedy
 
 
 def test_a_repainted_background_is_told_and_not_failed(made: Any, judge: Any) -> None:

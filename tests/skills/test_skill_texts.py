@@ -11,8 +11,8 @@ import click
 import pytest
 from skills_ref import validate
 
+from gates import advice, index, registry
 from gates import cli as gate_cli
-from gates import index, registry
 from runtime.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -152,6 +152,16 @@ def test_every_check_has_a_remedy(folder: Path) -> None:
     told = {name: bool(advisory) for name, advisory, _ in rows}
     assert len(told) == len(rows)
     assert told == {spec.id: not spec.required for spec in _specs(folder)}
+
+
+@skills
+def test_every_remedy_names_a_command_that_parses(folder: Path) -> None:
+    """What `gate next` cuts out of a remedy is what a user types; pip's lines are not ours to parse."""
+    for spec in _specs(folder):
+        found = advice.command_in(spec.remedy)
+        assert found or "pip " in spec.remedy, (spec.id, spec.remedy)
+        if found:
+            parse(found)
 
 
 @skills
