@@ -11,6 +11,7 @@ from typing import Any
 from gates.evidence import EvidenceError, MissingEvidenceError, differences, inside
 from gates.pictures import picture_size
 
+HOLDOUT_FILE = "holdout.txt"
 TARGET_FOLDERS = ("training_images", "images", "target_images", "target", "targets")
 CONTROL_FOLDERS = ("control_images", "control", "condition_images", "controls")
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
@@ -57,6 +58,8 @@ class Seen:
     """text by path"""
     unreadable: dict[str, str]
     """caption path to why"""
+    wished_holdout: frozenset[str] | None
+    """the lines of holdout.txt; None where there is no such file"""
 
 
 def count(root: Path) -> Count:
@@ -143,7 +146,31 @@ def look(root: Path, data: dict[str, Any]) -> Seen:
         undecodable=undecodable,
         captions=captions,
         unreadable=unreadable,
+        wished_holdout=_wished_holdout(root),
     )
+
+
+def _wished_holdout(root: Path) -> frozenset[str] | None:
+    path = root / HOLDOUT_FILE
+    if not path.is_file():
+        return None
+    lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
+    return frozenset(unicodedata.normalize("NFC", line.strip()) for line in lines if line.strip())
+
+
+def holdout_faults(wished: frozenset[str] | None, data: dict[str, Any]) -> list[str]:
+    """Samples that holdout.txt names now and the manifest trains on, or the other way round."""
+    if wished is None:
+        removed = str(data["holdout_rule"]).startswith(HOLDOUT_FILE)
+        return [f"{HOLDOUT_FILE}, by which the manifest set samples aside, is gone"] if removed else []
+    split = {unicodedata.normalize("NFC", sample["id"]): sample["split"] for sample in data["samples"]}
+    return [
+        f"{name} is {HOLDOUT_FILE}'s, and not held out in the manifest"
+        if name in wished
+        else f"{name} is held out in the manifest, and not in {HOLDOUT_FILE}"
+        for name, kind in split.items()
+        if (name in wished) != (kind == "holdout")
+    ]
 
 
 def image_paths(sample: dict[str, Any]) -> list[str]:

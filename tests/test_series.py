@@ -252,7 +252,6 @@ def delete_entry(root: Path) -> None:
 def change_holdout(root: Path) -> None:
     stems = sorted(path.stem for path in (root / "dataset" / "training_images").glob("*.png"))
     (root / "dataset" / "holdout.txt").write_text("\n".join(stems[:3]) + "\n", encoding="utf-8")
-    evidence_path(root, "02-dataset").unlink()  # the holdout is of the manifest: scanned anew it is another
 
 
 def add_prompt(root: Path) -> None:

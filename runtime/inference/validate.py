@@ -60,10 +60,12 @@ def find_checkpoint(project: Path, wanted: str, root: Path) -> Path:
 def _best(project: Path, run: Path, document: dict[str, Any]) -> Path | None:
     """The checkpoint with the lowest held-out probe, of this run or of those that it continues."""
     candidates = []
-    for folder, described in record.lineage(project, run, document):
-        best = described.get("best")
-        if best and (folder / best["checkpoint"] / trainables.WEIGHTS).is_file():
-            candidates.append((best["holdout_loss"], folder / str(best["checkpoint"])))
+    for link in record.lineage(project, run, document):
+        best = link.document.get("best")
+        if not best or best["step"] > link.until:
+            continue
+        if (link.path / best["checkpoint"] / trainables.WEIGHTS).is_file():
+            candidates.append((best["holdout_loss"], link.path / str(best["checkpoint"])))
     return min(candidates)[1] if candidates else None
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import metadata
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -109,12 +110,22 @@ def runs(project: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             continue
 
 
-def lineage(project: Path, run: Path, document: dict[str, Any]) -> list[tuple[Path, dict[str, Any]]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A run of a lineage, and the last step that counts of it: where its successor took over."""
+
+    path: Path
+    document: dict[str, Any]
+    until: float
+
+
+def lineage(project: Path, run: Path, document: dict[str, Any]) -> list[Link]:
     """A run and those that it continues, newest first."""
     known = {described["run_id"]: (path, described) for path, described in runs(project)}
-    chain = [(run, document)]
-    while (origin := chain[-1][1].get("resumed_from")) and origin["run_id"] in known:
-        chain.append(known.pop(origin["run_id"]))
+    chain = [Link(path=run, document=document, until=inf)]
+    while (origin := chain[-1].document.get("resumed_from")) and origin["run_id"] in known:
+        path, described = known.pop(origin["run_id"])
+        chain.append(Link(path=path, document=described, until=origin["step"]))
     return chain
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gates.checks import Checks, Evidence, Finding, Gate, failed, listing, passed, verdict_of
-from gates.datasets import Picture, Seen, dropped_pairs, image_paths, look
+from gates.datasets import Picture, Seen, dropped_pairs, holdout_faults, image_paths, look
 from gates.evidence import Reading, attempt, dataset_digest
 from gates.verdict import Check, EvidenceRef
 from gates.workspace import Workspace
@@ -82,7 +82,7 @@ def layout_recognised(e: Dataset) -> Finding:
     why="a file changed after the scan would be trained on unseen, or be missing in the middle of a run",
 )
 def manifest_matches_files(e: Dataset) -> Finding:
-    """Listed files have their recorded size and digest, no image is unlisted, the dataset digest adds up."""
+    """Listed files have their recorded size and digest, none is unlisted, holdout.txt and dataset digest agree."""
     data, seen = e.data.get(), e.seen.get()
     mentioned = {item["path"] for item in data["dropped"]}
     unlisted = [pair.target for pair in dropped_pairs(seen.count, data) if pair.target not in mentioned]
@@ -95,6 +95,7 @@ def manifest_matches_files(e: Dataset) -> Finding:
     ]
     ids = [sample["id"] for sample in data["samples"]]
     faults += [f"sample {name} is listed twice" for name in sorted({n for n in ids if ids.count(n) > 1})]
+    faults += holdout_faults(seen.wished_holdout, data)
     if data["dataset_digest"] != dataset_digest(data["samples"]):
         faults.append("the recorded dataset digest is not that of the listed samples")
     return verdict_of(

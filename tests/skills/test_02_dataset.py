@@ -115,7 +115,20 @@ def _move_targets(made: Any) -> None:
     (made.dataset / "training_images").rename(made.dataset / "pictures")
 
 
+def _wish(*stems: str) -> Callable[[Any], Any]:
+    text = "\n".join(stems) + "\n"
+    return lambda made: (made.dataset / "holdout.txt").write_text(text, encoding="utf-8", newline="\n")
+
+
 FAULTS: dict[str, tuple[Callable[[Any], Any], set[str]]] = {
+    "holdout.txt asks for another sample": (_wish("s00", "s01", "s02", "s07"), {"manifest-matches-files"}),
+    "holdout.txt asks for fewer": (_wish("s00"), {"manifest-matches-files"}),
+    "holdout.txt is gone": (
+        lambda m: m.edit(
+            m.evidence("02-dataset"), lambda d: d["data"].update(holdout_rule="holdout.txt: 3 of 12")
+        ),
+        {"manifest-matches-files"},
+    ),
     "no evidence": (lambda m: m.evidence("02-dataset").unlink(), {"layout-recognised"}),
     "evidence only begun": (
         lambda m: m.edit(m.evidence("02-dataset"), lambda d: d.update(complete=False, data={})),
