@@ -7,7 +7,7 @@ of its calls but `is_available` raises, which is why they are wrapped here.
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -156,6 +156,33 @@ def seeded(seed: int) -> Iterator[None]:
 
     torch.manual_seed(seed % 2**63)
     yield
+
+
+def replayed(update: "Callable[[], torch.Tensor]", where: "torch.device") -> "Callable[[], torch.Tensor]":
+    """`update` as a recorded graph where the backend has them (CUDA), else as it is.
+
+    Pays where launching kernels takes most of the time: with the embedded base's networks on one H200 the
+    denoiser's step at batch 512 takes 12 ms replayed and 52 ms launched anew, the VAE's at batch 128 20 and 50 ms.
+    """
+    import torch
+
+    if where.type != "cuda":
+        return update
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):  # lets libraries choose their kernels, and the optimizer make its state
+            update()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = update()
+
+    def replay() -> "torch.Tensor":
+        graph.replay()
+        return result
+
+    return replay
 
 
 def ram_gib() -> float:

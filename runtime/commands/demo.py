@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from runtime.commands import common
+from runtime.config.model import DEVICES
 from runtime.demo import series
 
 
@@ -17,7 +18,7 @@ from runtime.demo import series
     show_default=True,
     help="Where to put the demo's workspace; a second run does only what is stale.",
 )
-@click.option("--device", type=click.Choice(["auto", "cpu", "xpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--device", type=click.Choice(DEVICES), default="cpu", show_default=True)
 @click.pass_context
 def command(ctx: click.Context, workspace: str, device: str) -> None:
     """Teach the embedded tiny base a new edit, gate by gate, and show before and after."""

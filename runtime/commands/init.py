@@ -8,10 +8,10 @@ import click
 
 from runtime import files
 from runtime.commands import common
+from runtime.config.model import DEVICES
 from runtime.errors import UserError
 from runtime.workspace import Workspace, python_minor
 
-DEVICES = ("auto", "cpu", "xpu", "cuda")
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 

@@ -11,7 +11,7 @@ import click
 from runtime.commands import common
 from runtime.commands.detach import LongCommand
 from runtime.config.load import load_config
-from runtime.config.model import Config
+from runtime.config.model import DEVICES, Config
 from runtime.errors import UserError
 from runtime.files import GIB
 from runtime.memory import made
@@ -42,7 +42,7 @@ SPARE_GIB = 1.0
 )
 @click.option(
     "--device",
-    type=click.Choice(["auto", "cpu", "xpu", "cuda"]),
+    type=click.Choice(DEVICES),
     default="auto",
     show_default=True,
     help="Where to compute; auto is cuda, else the CPU, which needs no compiler as xpu would.",

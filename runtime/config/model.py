@@ -6,7 +6,7 @@ Values are strict: text is never read as a number, nor `true` as 1.
 
 import re
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -21,6 +21,7 @@ from pydantic import (
 
 Quantize = Literal["auto", "none", "nf4"]
 Device = Literal["auto", "cpu", "xpu", "cuda"]
+DEVICES: tuple[str, ...] = get_args(Device)
 Precision = Literal["auto", "no", "bf16"]
 Schedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
 SigmaSampling = Literal["uniform", "sigmoid", "shift"]

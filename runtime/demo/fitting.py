@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from runtime.device import replayed
+
 if TYPE_CHECKING:
     import torch
 
@@ -18,33 +20,6 @@ def cosine(progress: float, steps_done: int, peak: float, warmup: int = 200) -> 
     """Linear warm-up, then a cosine down to 2 % of `peak`; `progress` in 0..1."""
     decay = 0.5 * (1.0 + math.cos(math.pi * progress))
     return peak * min(1.0, (steps_done + 1) / warmup) * (0.02 + 0.98 * decay)
-
-
-def recorded(update: Callable[[], torch.Tensor], device: torch.device) -> Callable[[], torch.Tensor]:
-    """On CUDA, `update` as a replayed graph.
-
-    These networks are so small that launching kernels takes most of a step: on one H200 the denoiser's
-    step at batch 512 takes 12 ms replayed and 52 ms launched anew, the VAE's at batch 128 20 ms and 50 ms.
-    """
-    import torch
-
-    if device.type != "cuda":
-        return update
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):  # lets libraries choose their kernels, and the optimizer make its state
-            update()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = update()
-
-    def replay() -> torch.Tensor:
-        graph.replay()
-        return result
-
-    return replay
 
 
 def fit(
@@ -76,7 +51,7 @@ def fit(
         optimizer.step()
         return loss.detach()
 
-    step_once = recorded(update, device) if record else update
+    step_once = replayed(update, device) if record else update
     started = time.monotonic()
     for step in range(steps):
         rate.fill_(cosine(step / steps, step, peak_lr))
