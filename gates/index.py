@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from gates import registry
+from gates import packaged, registry
 from gates.verdict import write_text
 
 NAME = "SKILLS_INDEX.md"
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def skills_dir() -> Path:
-    return registry.data_dir("skills")
+    return packaged.data_dir("skills")
 
 
 def read(folder: Path) -> Skill:

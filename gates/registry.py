@@ -4,9 +4,10 @@ import importlib.util
 import re
 import sys
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
+
+from gates import packaged
 
 if TYPE_CHECKING:
     from gates.checks import Gate
@@ -29,16 +30,6 @@ class UnknownGateError(ValueError):
     """No gate of that name; the message lists those there are."""
 
 
-def data_dir(name: str) -> Path:
-    """`schemas` or `skills`: beside the package in a checkout, inside it in a wheel."""
-    here = Path(__file__).resolve().parent
-    beside = here.parent / name
-    # A stray folder of that name in site-packages is not ours: only a checkout has both.
-    if beside.is_dir() and (here.parent / "pyproject.toml").is_file():
-        return beside
-    return here / "_data" / name
-
-
 def numbers() -> tuple[str, ...]:
     return tuple(skill.removeprefix(SERIES)[:2] for skill in SKILLS)
 
@@ -55,7 +46,7 @@ def load(number: str) -> "Gate":
 
 def load_module(skill: str) -> ModuleType:
     """skills/<skill>/gate.py under a name of its own, for eight modules are called gate."""
-    path = data_dir("skills") / skill / "gate.py"
+    path = packaged.data_dir("skills") / skill / "gate.py"
     name = "gates._loaded_" + skill.replace("-", "_")
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from gates.evidence import EvidenceError, read_json
-from gates.registry import data_dir
+from gates.packaged import data_dir
 
 NAMES = (
     "cache-entry", "cache-manifest", "config", "evidence", "metrics", "probe", "run", "saves", "skip", "target",

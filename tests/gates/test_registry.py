@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from gates import registry, schema
+from gates import packaged, registry, schema
 from gates.verdict import STATUSES
 
 DESIGN = {
@@ -56,19 +56,19 @@ def test_no_check_of_the_design_is_missing(number: str) -> None:
 
 
 def test_data_is_found_in_checkout_and_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (registry.data_dir("schemas") / "verdict.schema.json").is_file()
+    assert (packaged.data_dir("schemas") / "verdict.schema.json").is_file()
     package = tmp_path / "site-packages" / "gates"
     package.mkdir(parents=True)
     (package.parent / "skills").mkdir()  # somebody else's
-    monkeypatch.setattr(registry, "__file__", str(package / "registry.py"))
-    assert registry.data_dir("skills") == package / "_data" / "skills"
+    monkeypatch.setattr(packaged, "__file__", str(package / "packaged.py"))
+    assert packaged.data_dir("skills") == package / "_data" / "skills"
 
 
 def test_every_schema_is_listed_and_is_one() -> None:
     from jsonschema import Draft202012Validator
 
     names = {
-        path.name.removesuffix(".schema.json") for path in registry.data_dir("schemas").glob("*.schema.json")
+        path.name.removesuffix(".schema.json") for path in packaged.data_dir("schemas").glob("*.schema.json")
     }
     assert names == set(schema.NAMES)
     for name in schema.NAMES:

@@ -423,7 +423,7 @@ def test_what_finetune_quantize_makes_passes_and_the_script_stops_there(
 ) -> None:
     """The gate's own reading of NF4 against bitsandbytes' writing of it."""
     pytest.importorskip("bitsandbytes")
-    from gates import chain, registry
+    from gates import chain, packaged, registry
     from gates.workspace import Workspace
     from runtime.cli import main as finetune
     from runtime.demo import series
@@ -431,7 +431,7 @@ def test_what_finetune_quantize_makes_passes_and_the_script_stops_there(
     root = tmp_path / "ws"
     series.prepare(root, "cpu")
     assert [finetune([name, "--workspace", str(root)]) for name in ("dataset", "plan")] == [0, 0]
-    script = series.load_script(registry.data_dir("skills") / registry.skill_of("06") / "scripts" / "run.py")
+    script = series.load_script(packaged.data_dir("skills") / registry.skill_of("06") / "scripts" / "run.py")
     monkeypatch.setattr(script, "gate", _only_06(root))
     assert script.main(["--workspace", str(root)]) == 0
     verdict = chain.judge(registry.load("06"), Workspace.open(root)).whole
