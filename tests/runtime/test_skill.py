@@ -1,5 +1,6 @@
 """A skill's script: only what its gate does not pass yet, and nothing after a failure."""
 
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -71,3 +72,45 @@ def test_help_is_the_docstring(capsys: pytest.CaptureFixture[str]) -> None:
         Desk().follow("--help")
     assert caught.value.code == 0
     assert "doc" in capsys.readouterr().out
+
+
+class Answers:
+    """A gate that answers each look with the next of `commands`; None is a PASS."""
+
+    def __init__(self, *commands: str | None) -> None:
+        self.commands = list(commands)
+        self.done: list[str] = []
+
+    def gate(self, line: Sequence[str]) -> int:
+        if "--json" not in line:
+            return 0
+        command = self.commands.pop(0)
+        print(json.dumps({"next_command": command}))
+        return 0 if command is None else 1
+
+    def finetune(self, line: Sequence[str]) -> int:
+        self.done.append(" ".join(line[:-2]))
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("commands", "done"),
+    [
+        (("finetune fit --resume latest",), ["fit --resume latest"]),
+        (("finetune fit",), ["fit"]),
+        (("finetune fit --smoke",), ["fit"]),
+        (
+            ("finetune monitor --wait", "finetune fit --resume latest"),
+            ["monitor --wait", "fit --resume latest"],
+        ),
+        (("finetune monitor --wait", None), ["monitor --wait"]),
+        (("set a lower rate, then finetune plan",), ["fit"]),
+        (("it's no shell line",), ["fit"]),
+        ((None,), []),
+    ],
+)
+def test_an_interrupted_run_goes_on(commands: tuple[str | None, ...], done: list[str]) -> None:
+    answers = Answers(*commands)
+    steps = [Step(work=[["fit"]], judged_by=["check", "07"])]
+    assert follow("doc", steps, finetune=answers.finetune, gate=answers.gate, argv=[]) == 0
+    assert answers.done == done
