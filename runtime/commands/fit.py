@@ -1,5 +1,7 @@
 """finetune fit [--smoke] [--resume latest|PATH] [--detach]"""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from runtime.commands import common
@@ -7,6 +9,9 @@ from runtime.commands.detach import LongCommand
 from runtime.config.load import load_config
 from runtime.progress import Progress
 from runtime.workspace import Workspace
+
+if TYPE_CHECKING:
+    from runtime.training.session import Session
 
 
 @click.command(cls=LongCommand)
@@ -46,7 +51,7 @@ def command(
     ctx.exit(0 if state == "completed" else 130)
 
 
-def preflight(opened: "session.Session", run: str) -> list[str]:  # type: ignore[name-defined]  # noqa: F821
+def preflight(opened: "Session", run: str) -> list[str]:
     """One screen: what is trained, on what, for how long."""
     document, config = opened.run.document, opened.config
     trainable = document["trainable"]
@@ -59,7 +64,7 @@ def preflight(opened: "session.Session", run: str) -> list[str]:  # type: ignore
         f"trains     LoRA rank {config.model.lora.r}, {trainable['parameters']:,} parameters, "
         f"scale {trainable['scale']:g}",
         f"base       {document['model']['family']}, {trainable['base_parameters']:,} parameters, "
-        f"{config.model.quantize}, {trainable['base_gib']:.2f} GiB on {opened.device.type} ({opened.device.reason})",
+        f"{config.model.quantize}, {trainable['base_gib']:.3g} GiB on {opened.device.type} ({opened.device.reason})",
         f"data       {len(opened.batches.ids('train'))} training and {len(opened.batches.ids('holdout'))} "
         f"held-out samples, {per_step} a step, {opened.batches.per_epoch} micro-batches an epoch",
         f"length     {opened.planned_steps} steps, checkpoints at {spoken(document['planned_checkpoints'])}",
