@@ -158,6 +158,20 @@ def seeded(seed: int) -> Iterator[None]:
     yield
 
 
+def has_graphs(kind: str) -> bool:
+    """Whether whole updates can be recorded and replayed on this backend."""
+    return kind == "cuda"
+
+
+def quantizing(kind: str) -> str:
+    """Where to quantize to NF4 for a model that will run on `kind`.
+
+    On XPU bitsandbytes quantizes by Triton kernels, which need a compiler and a matching driver; the CPU
+    needs neither, and what it makes is dequantized on XPU by kernels that bitsandbytes brings.
+    """
+    return kind if kind == "cuda" else "cpu"
+
+
 def replayed(update: "Callable[[], torch.Tensor]", where: "torch.device") -> "Callable[[], torch.Tensor]":
     """`update` as a recorded graph where the backend has them (CUDA), else as it is.
 
@@ -166,7 +180,7 @@ def replayed(update: "Callable[[], torch.Tensor]", where: "torch.device") -> "Ca
     """
     import torch
 
-    if where.type != "cuda":
+    if not has_graphs(where.type):
         return update
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())

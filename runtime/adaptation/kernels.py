@@ -116,7 +116,7 @@ def nf4_layer(device: str, dtype: torch.dtype, say: Say) -> Measured:
     plain = nn.Linear(256, 128)
     weight, bias = drawn(128, 256, name="weight") * 0.02, drawn(128, name="bias")
     plain.bias = nn.Parameter(bias.to(device, dtype), requires_grad=False)
-    place = nf4.place(device)
+    place = devices.quantizing(device)
     say(f"quantize_4bit on {place}")
     packed, state = nf4.quantize(weight, place)
     restored = dequantize_4bit(packed, state).float().cpu()

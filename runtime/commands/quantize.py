@@ -79,7 +79,7 @@ def quantize(
     family = load_family(model)
     names = tuple(dict.fromkeys(components)) or wanted(config)
     chosen = device.pick(wished).type
-    place = nf4.place(chosen) if wished == "auto" else chosen
+    place = device.quantizing(chosen) if wished == "auto" else chosen
     jobs = [
         Job(
             component=name,

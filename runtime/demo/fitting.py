@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from runtime.device import replayed
+from runtime.device import has_graphs, replayed
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ def fit(
     averaged = [w.detach().clone() for w in weights]
     device = weights[0].device
     rate = torch.tensor(peak_lr, device=device)
-    capturable = device.type == "cuda"
+    capturable = has_graphs(device.type)
     optimizer = torch.optim.AdamW(
         weights, lr=rate, betas=(0.9, 0.95), weight_decay=0.01, capturable=capturable
     )

@@ -94,15 +94,6 @@ def relative_error(weight: Tensor, packed: Tensor, state: Any) -> float:
     return float(restored.sub_(exact).norm() / norm) if norm > 0 else 0.0
 
 
-def place(device: str) -> str:
-    """Where to quantize for a model that will run on `device`.
-
-    On XPU bitsandbytes quantizes by Triton kernels, which need a compiler and a matching driver; the CPU
-    needs neither, and what it makes is dequantized on XPU by kernels that bitsandbytes brings.
-    """
-    return device if device == "cuda" else "cpu"
-
-
 def config_entry(skipped: list[str]) -> dict[str, Any]:
     """`quantization_config` of a config.json, by which diffusers and transformers know what they load.
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from runtime import device as devices
 from runtime.errors import UserError
 from runtime.memory import nf4, shards
 
@@ -24,7 +25,7 @@ def load_nf4(model_class: Any, folder: Path, device: str, dtype: torch.dtype, *,
         module_name, _, leaf = name.rpartition(".")
         module = model.get_submodule(module_name)
         if type(module) is nn.Linear and rule.takes(name, shards.NAMES[tensor.dtype], tuple(tensor.shape)):
-            packed, state = nf4.quantize(tensor, nf4.place(device))
+            packed, state = nf4.quantize(tensor, devices.quantizing(device))
             _replace(model, module_name, nf4_linear(module, packed, state, device, dtype))
         else:
             _set(module, leaf, tensor, device, dtype)

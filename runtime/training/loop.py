@@ -169,7 +169,7 @@ def ema(state: list[float], loss: float, decay: float = 0.95) -> tuple[list[floa
 def _no_gradient() -> NoGradientError:
     return NoGradientError(
         "the first step gave the adapter no gradient: base and adapter are not connected",
-        remedy="gate check 05",
+        remedy="set model.lora.target_modules to linears that the prediction passes through, then finetune plan",
     )
 
 

@@ -20,8 +20,13 @@ RSS_GROWTH_MAX = 1.0 / 1024  # GiB a step; resident memory breathes with the sys
 RESIDENT_SHARE_MIN = 0.5  # of the planned resident bytes; less means that the model is somewhere else
 
 SMOKE_KEYS = ("train.max_train_steps", "train.num_epochs", "train.checkpointing_steps")
-NOT_FINITE = "NonFiniteError"  # the outcome of a run that met it; draws are fixed, so it would meet it again
 LOWER_RATE = "set a lower optimizer.init_args.lr in config.yaml, then finetune plan"
+OTHER_TARGETS = (
+    "set model.lora.target_modules to linears that the prediction passes through, such as to_q, to_k, to_v and "
+    "to_out.0, in config.yaml, then finetune plan"
+)
+# What a run met that met it again if it were only run again, for its draws are fixed.
+CHANGE_FIRST = {"NonFiniteError": LOWER_RATE, "NoGradientError": OTHER_TARGETS}
 TRAIN_MORE = (
     "set more train.max_train_steps or a higher optimizer.init_args.lr in config.yaml, then finetune plan"
 )
@@ -143,8 +148,8 @@ def stopped_at_max_steps(e: RunEvidence) -> Finding:
 
 def _going_on(e: RunEvidence) -> str | None:
     """What leads on from a run that did not end: other numbers, its own continuation, or a new run."""
-    if e.record["outcome"] == NOT_FINITE:
-        return LOWER_RATE
+    if e.record["outcome"] in CHANGE_FIRST:
+        return CHANGE_FIRST[e.record["outcome"]]
     stopped = e.phase == "full" and e.record["state"] in ("interrupted", "failed")
     return RESUME if stopped and e.run.get().resumable else None
 
@@ -161,14 +166,16 @@ def first_step_completed(e: RunEvidence) -> Finding:
     """The first record of metrics.jsonl: its step, and a finite loss."""
     lines = e.run.get().metrics.get()
     first = lines[0] if lines else {"step": None, "loss": None}
-    infinite = e.record["outcome"] == NOT_FINITE or (bool(lines) and not finite(first["loss"]))
+    met = CHANGE_FIRST.get(e.record["outcome"])
+    if met is None and lines and not finite(first["loss"]):
+        met = LOWER_RATE
     return verdict_of(
         first["step"] == 1 and finite(first["loss"]),
         f"loss {first['loss']}" if lines else f"no step was recorded; the run says: {e.record['reason']}",
         expected="step 1 with a finite loss",
         observed={"step": first["step"], "loss": first["loss"]},
         evidence=(e.line("metrics.jsonl"),),
-        remedy=LOWER_RATE if infinite else None,
+        remedy=met,
     )
 
 

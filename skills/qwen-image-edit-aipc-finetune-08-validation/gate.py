@@ -272,7 +272,7 @@ def _is_another_than_the_best(e: Validation) -> bool:
     "zero-adapter-rejected",
     title="The same test rejects an adapter of zeros",
     section="8.5",
-    remedy=REMEDY,
+    remedy="set train.mixed_precision: 'no' in config.yaml, then finetune plan",
     needs=("all-samples-rendered", "same-noise"),
     why="a test that passes whatever it is shown proves nothing; this is its positive control",
 )

@@ -730,6 +730,16 @@ def test_a_run_that_met_nan_is_not_resumed_but_changed(kind: str, made: Any, jud
         assert _remedy(verdict, "loss-finite") == verdict.next_command
 
 
+@pytest.mark.parametrize("kind", ["smoke", "full"])
+def test_a_run_without_gradient_is_not_only_run_again(kind: str, made: Any, judge: Any) -> None:
+    """Base and adapter are as they were: the same run would end the same way."""
+    _run(kind, state="failed", outcome="NoGradientError", reason="no gradient", done_steps=0)(made)
+    _metrics(kind, lambda lines: [])(made)
+    verdict = judge(made, "07")
+    assert verdict.next_command.startswith("set model.lora.target_modules")
+    assert verdict.next_command.endswith("then finetune plan")
+
+
 def test_after_an_upgrade_the_run_of_before_is_run_again(made: Any, judge: Any) -> None:
     """The smoke run is v0: it was launched before the upgrade, the full run after it."""
     _packages("full", torch="2.14.0")(made)
