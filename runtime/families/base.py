@@ -9,6 +9,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from runtime.families.facts import Facts
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditioning:
@@ -33,7 +35,8 @@ class Conditioning:
 
 
 def collate(items: Sequence[Conditioning]) -> Conditioning:
-    """One batch of conditionings whose controls agree in number and shape."""
+    """One batch of conditionings. Raises ValueError unless their controls agree in number and shapes."""
+    _refuse_mixed_controls(items)
     lengths = [item.embeds.shape[1] for item in items]
     longest = max(lengths)
     embeds = torch.cat(
@@ -46,6 +49,17 @@ def collate(items: Sequence[Conditioning]) -> Conditioning:
     return Conditioning(embeds=embeds, mask=mask, controls=controls)
 
 
+def _refuse_mixed_controls(items: Sequence[Conditioning]) -> None:
+    """The denoiser takes one list of shapes for a whole batch: a sample of its own needs its own batch."""
+    counts = [len(item.controls) for item in items]
+    if len(set(counts)) > 1:
+        raise ValueError(f"samples with {counts} controls are in one batch, expected one number for all")
+    for index, tensors in enumerate(zip(*(item.controls for item in items), strict=True)):
+        shapes = [tuple(tensor.shape[1:]) for tensor in tensors]
+        if len(set(shapes)) > 1:
+            raise ValueError(f"control {index} has shapes {shapes} in one batch, expected one for all")
+
+
 def conditioning_of(tensors: dict[str, Tensor], embeds: str = "prompt_embeds") -> Conditioning:
     """A batch of one from a cache entry; `embeds` picks prompt_embeds, empty_embeds, negative_embeds."""
     names = sorted((n for n in tensors if n.startswith("control_")), key=lambda n: int(n[8:]))
@@ -55,8 +69,27 @@ def conditioning_of(tensors: dict[str, Tensor], embeds: str = "prompt_embeds") -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptAsk:
+    """A prompt and the pictures that the text encoder sees with it, in order; none for text alone."""
+
+    prompt: str
+    images: tuple[Image.Image, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """`embeds` [L, D], never padded; `cut` is the end of the prompt that the encoder did not see."""
+
+    embeds: Tensor
+    cut: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Encoders:
-    """The frozen models of the cache phase. `pipeline` ties them together, without a denoiser."""
+    """The frozen models of the cache phase. `pipeline` ties them together, without a denoiser.
+
+    A model that was not loaded is None in it; dropping the last reference frees the others.
+    """
 
     pipeline: Any
     text_device: str
@@ -64,46 +97,59 @@ class Encoders:
 
 
 class Family(Protocol):
-    name: str
-    template_version: str
-    latent_channels: int
-    size_multiple: int
-    vl_pixels: int
-    dropped_tokens: int
-    min_controls: int
-    max_controls: int
-    blocks: str
+    facts: Facts
 
     def load_encoders(
         self,
         model: Path,
         *,
         text_device: str,
+        text_dtype: torch.dtype,
         vae_device: str,
-        dtype: torch.dtype,
+        vae_dtype: torch.dtype,
         made_text_encoder: Path | None = None,
+        text_encoder: bool = True,
+        vae: bool = True,
     ) -> Encoders:
-        """Tokenizer, processor, text encoder and VAE of a diffusers-style folder. Never the denoiser.
+        """Tokenizer, processor and text encoder, and the VAE, of a diffusers-style folder. Never the denoiser.
 
         `made_text_encoder`: the folder of an NF4 text encoder that is taken instead of the model's own.
+        `text_encoder`, `vae`: false leaves one out, so that the two need not be in memory together.
         """
 
     def load_vae(self, model: Path, *, device: str, dtype: torch.dtype) -> Any:
         """The VAE alone, for decoding."""
 
     def load_denoiser(
-        self, model: Path, *, device: str, dtype: torch.dtype, quantize: str, made: Path | None = None
+        self,
+        model: Path,
+        *,
+        device: str,
+        dtype: torch.dtype,
+        quantize: str,
+        made: Path | None = None,
+        weight: Path | None = None,
     ) -> nn.Module:
         """The denoiser, frozen; `quantize` is `none` or `nf4`.
 
         `made`: what step 06 made of it; without, NF4 is made while loading, the same bits.
+        `weight`: a checkpoint that is loaded instead of the model's own; it goes before `made`.
         """
 
-    def encode_prompt(self, encoders: Encoders, prompt: str, controls: Sequence[Image.Image]) -> Tensor:
-        """Embeddings [L, D] of a prompt seen together with its controls."""
+    def encode_prompts(self, encoders: Encoders, asks: Sequence[PromptAsk], max_tokens: int) -> list[Encoded]:
+        """Embeddings of each prompt seen together with its images, from one forward of the text encoder.
 
-    def encode_image(self, encoders: Encoders, pixels: Tensor) -> Tensor:
-        """Normalised latents [C, H/8, W/8] of pixels [3, H, W] in -1..1."""
+        A prompt of more than `max_tokens` tokens, template and images not counted, is cut there. Rows of
+        unequal length are padded and masked: each equals what it gets alone to 1e-5 relative in fp32, the
+        norm of the difference over the norm. Raises DataError for a prompt with a control token in it.
+        """
+
+    def encode_images(self, encoders: Encoders, pixels: Tensor) -> Tensor:
+        """Normalised latents [B, C, H/8, W/8] of pixels [B, 3, H, W] in -1..1, from one forward of the VAE.
+
+        Each equals what it gets alone to 1e-5 relative in fp32. Raises ValueError for pixels of another
+        shape or range: an encoder takes 0..1 without complaint and makes washed-out latents of it.
+        """
 
     def predict(
         self, denoiser: nn.Module, noisy: Tensor, sigma: Tensor, conditioning: Conditioning
@@ -114,7 +160,7 @@ class Family(Protocol):
         """Pixels [B, 3, H, W] in -1..1 of normalised latents [B, C, h, w]."""
 
     def tokens(self, target: Sequence[int], conditioning: Conditioning) -> int:
-        """How many tokens one sample of latent shape `target` costs: text, target and controls."""
+        """Of a whole batch with targets of shape `target`: text without padding, targets and controls."""
 
     def shift(self, tokens: int) -> float:
         """The factor by which the family's own schedule shifts sigma for `tokens` of the target."""

@@ -1,36 +1,33 @@
-"""Qwen-Image-Edit: one control, whose pixels the text encoder sees beside the prompt.
+"""Qwen-Image-Edit: at most one control, whose pixels the text encoder sees beside the prompt.
 
-Models, template and packing are those of diffusers' QwenImageEditPipeline; only the size
-of the control is ours, since the pipeline always resizes it to a megapixel.
+Models, template and packing are those of diffusers' QwenImageEditPipeline; ours are the size of
+the control, which the pipeline always resizes to a megapixel, and prompts without a control.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from math import exp
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from diffusers import QwenImageEditPipeline
-from PIL import Image
 from torch import Tensor, nn
 
-from runtime.families.base import Conditioning, Encoders
+from runtime.errors import DataError
+from runtime.families.base import Conditioning, Encoded, Encoders, PromptAsk
+from runtime.families.facts import QWEN_IMAGE_EDIT
 
 # Published schedule of Qwen-Image: mu runs on the line through these two points, sigma is
 # shifted by exp(mu). 1024 px is 4096 tokens and gives 2.000802574061872.
 SHIFT_POINTS = ((256, 0.5), (8192, 0.9))
 
+PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
+RANGE_SLACK = 1e-3
+
 
 class QwenImageEdit:
-    name = "qwen-image-edit"
-    template_version = "edit-1"
-    latent_channels = 16
-    size_multiple = 16
-    vl_pixels = 1024 * 1024
-    dropped_tokens = 64
-    min_controls = 1
-    max_controls = 1
-    blocks = "transformer_blocks"
+    facts = QWEN_IMAGE_EDIT
     pipeline_class: ClassVar[Any] = QwenImageEditPipeline
 
     def load_encoders(
@@ -38,35 +35,21 @@ class QwenImageEdit:
         model: Path,
         *,
         text_device: str,
+        text_dtype: torch.dtype,
         vae_device: str,
-        dtype: torch.dtype,
+        vae_dtype: torch.dtype,
         made_text_encoder: Path | None = None,
+        text_encoder: bool = True,
+        vae: bool = True,
     ) -> Encoders:
-        from transformers import AutoImageProcessor, Qwen2_5_VLForConditionalGeneration, Qwen2Tokenizer
-        from transformers.utils.logging import disable_progress_bar
-
-        from runtime.memory.quantize import compute_in
-
-        disable_progress_bar()  # ours shows the whole phase, and logs stay readable
-        tokenizer = Qwen2Tokenizer.from_pretrained(model / "tokenizer", local_files_only=True)
-        images = AutoImageProcessor.from_pretrained(model / "processor", local_files_only=True)
-        text_encoder = Qwen2_5_VLForConditionalGeneration.from_pretrained(
-            made_text_encoder or model / "text_encoder",
-            dtype=dtype,
-            local_files_only=True,
-            use_safetensors=True,
-            # Without a map a packed model goes to whatever accelerator there is, after one large
-            # warm-up allocation; with this one it is read on the CPU and moved.
-            device_map={"": "cpu"} if made_text_encoder else None,
-        )
-        if made_text_encoder:
-            compute_in(text_encoder, dtype)
+        processor = _load_processor(model) if text_encoder else None
+        encoder = _load_text_encoder(model, text_dtype, made_text_encoder) if text_encoder else None
         pipeline = self.pipeline_class(
             scheduler=None,
-            vae=self.load_vae(model, device=vae_device, dtype=dtype),
-            text_encoder=text_encoder.requires_grad_(False).eval().to(text_device),
-            tokenizer=tokenizer,
-            processor=_processor_class()(image_processor=images, tokenizer=tokenizer),
+            vae=self.load_vae(model, device=vae_device, dtype=vae_dtype) if vae else None,
+            text_encoder=encoder.to(text_device) if encoder is not None else None,
+            tokenizer=processor.tokenizer if processor is not None else None,
+            processor=processor,
             transformer=None,
         )
         return Encoders(pipeline=pipeline, text_device=text_device, vae_device=vae_device)
@@ -74,45 +57,110 @@ class QwenImageEdit:
     def load_vae(self, model: Path, *, device: str, dtype: torch.dtype) -> Any:
         from diffusers import AutoencoderKLQwenImage
 
+        from runtime.families import kinds
+
+        kinds.expect(model / "vae", "vae")
         vae = AutoencoderKLQwenImage.from_pretrained(
             model / "vae", torch_dtype=dtype, local_files_only=True, use_safetensors=True
         )
         return vae.requires_grad_(False).eval().to(device)
 
     def load_denoiser(
-        self, model: Path, *, device: str, dtype: torch.dtype, quantize: str, made: Path | None = None
+        self,
+        model: Path,
+        *,
+        device: str,
+        dtype: torch.dtype,
+        quantize: str,
+        made: Path | None = None,
+        weight: Path | None = None,
     ) -> nn.Module:
         from diffusers import QwenImageTransformer2DModel
         from diffusers.utils.logging import disable_progress_bar
 
+        from runtime.families import kinds, weights
         from runtime.memory.quantize import load_made, load_nf4
 
         disable_progress_bar()  # ours shows the whole phase, and logs stay readable
         folder = model / "transformer"
+        if weight is not None:
+            return weights.load(
+                QwenImageTransformer2DModel,
+                folder,
+                weight,
+                device,
+                dtype,
+                quantize=quantize,
+                facts=self.facts,
+            )
         if quantize == "nf4" and made is not None:
             return load_made(QwenImageTransformer2DModel, made, device, dtype)
+        kinds.expect(folder, "denoiser")
         if quantize == "nf4":
-            return load_nf4(QwenImageTransformer2DModel, folder, device, dtype, blocks=self.blocks)
+            return load_nf4(QwenImageTransformer2DModel, folder, device, dtype, blocks=self.facts.blocks)
         denoiser = QwenImageTransformer2DModel.from_pretrained(
             folder, torch_dtype=dtype, local_files_only=True, use_safetensors=True
         )
         return denoiser.requires_grad_(False).to(device)  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def encode_prompt(self, encoders: Encoders, prompt: str, controls: Sequence[Image.Image]) -> Tensor:
-        embeds, _ = encoders.pipeline.encode_prompt(
-            prompt=[prompt], image=self._prompt_images(controls), device=torch.device(encoders.text_device)
-        )
-        return embeds[0]  # type: ignore[no-any-return]
+    def encode_prompts(self, encoders: Encoders, asks: Sequence[PromptAsk], max_tokens: int) -> list[Encoded]:
+        """As the protocol says. Equal, bit for bit, to the pipeline's encode_prompt for one prompt with the grid.
 
-    def _prompt_images(self, controls: Sequence[Image.Image]) -> Any:
-        return controls[0]
+        The pipeline asks for the states of all layers and for logits, and uses the last state only. The
+        base model gives that one alone: for a prompt of 1,400 tokens the logits of Qwen2.5-VL are 0.4 GiB in
+        bf16, the states 0.3 GiB, for each row of a batch.
+        """
+        pipeline = encoders.pipeline
+        parts = [cut_prompt(pipeline.tokenizer, ask.prompt, max_tokens) for ask in asks]
+        texts = [
+            self._text(pipeline.prompt_template_encode, kept, len(ask.images))
+            for ask, (kept, _) in zip(asks, parts, strict=True)
+        ]
+        # Flat and in order: the processor gives each image to the next placeholder of the texts.
+        pictures = [image for ask in asks for image in ask.images]
+        inputs = pipeline.processor(text=texts, images=pictures or None, padding=True, return_tensors="pt")
+        inputs = inputs.to(encoders.text_device)
+        # The pipelines of diffusers 0.42 leave mm_token_type_ids out; under transformers 5 image tokens then have
+        # positions in one line with the text, where the model was trained on a grid (diffusers issue 14194).
+        states = pipeline.text_encoder.model(
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            pixel_values=inputs.get("pixel_values"),
+            image_grid_thw=inputs.get("image_grid_thw"),
+            mm_token_type_ids=inputs.get("mm_token_type_ids"),
+            use_cache=False,
+        ).last_hidden_state
+        dropped = pipeline.prompt_template_encode_start_idx
+        rows = (
+            state[seen][dropped:] for state, seen in zip(states, inputs["attention_mask"].bool(), strict=True)
+        )
+        return [Encoded(embeds=row, cut=cut) for row, (_, cut) in zip(rows, parts, strict=True)]
+
+    def _text(self, template: str, prompt: str, images: int) -> str:
+        """The system prompt and `prompt` with a placeholder for each of its images.
+
+        Without images the template's own placeholder goes too, and 64 tokens are dropped all the same.
+        musubi-tuner agrees for Edit-Plus; for Edit it keeps the placeholder, which stands for no picture then.
+        """
+        if images > self.facts.max_controls:
+            raise ValueError(f"{images} images for one prompt, expected at most {self.facts.max_controls}")
+        return template.replace(PICTURE, "").format(self._placeholders(images) + prompt)
+
+    def _placeholders(self, images: int) -> str:
+        return PICTURE * images
 
     @torch.no_grad()
-    def encode_image(self, encoders: Encoders, pixels: Tensor) -> Tensor:
+    def encode_images(self, encoders: Encoders, pixels: Tensor) -> Tensor:
+        channels = self.facts.pixel_channels
+        if pixels.ndim != 4 or pixels.shape[1] != channels:
+            raise ValueError(f"pixels have shape {tuple(pixels.shape)}, expected [B, {channels}, H, W]")
+        low, high = (float(end) for end in pixels.aminmax())
+        if not (low >= -1 - RANGE_SLACK and high <= 1 + RANGE_SLACK):  # written so that NaN fails too
+            raise ValueError(f"pixels range from {low:.4g} to {high:.4g}, expected -1 to 1")
         vae = encoders.pipeline.vae
-        image = pixels[None, :, None].to(vae.device, vae.dtype)
-        return encoders.pipeline._encode_vae_image(image, None)[0, :, 0]  # type: ignore[no-any-return]
+        images = pixels[:, :, None].to(vae.device, vae.dtype)
+        return encoders.pipeline._encode_vae_image(images, None)[:, :, 0]  # type: ignore[no-any-return]
 
     def predict(
         self, denoiser: nn.Module, noisy: Tensor, sigma: Tensor, conditioning: Conditioning
@@ -120,14 +168,15 @@ class QwenImageEdit:
         images = [noisy, *conditioning.controls]
         shapes = [(1, image.shape[2] // 2, image.shape[3] // 2) for image in images]
         packed = [_pack(image) for image in images]
-        velocity = denoiser(
-            hidden_states=torch.cat(packed, dim=1),
-            timestep=sigma,
-            encoder_hidden_states=conditioning.embeds,
-            encoder_hidden_states_mask=conditioning.mask,
-            img_shapes=[shapes] * len(noisy),
-            return_dict=False,
-        )[0][:, : packed[0].shape[1]]
+        with _exact(denoiser, sigma):
+            velocity = denoiser(
+                hidden_states=torch.cat(packed, dim=1),
+                timestep=sigma,
+                encoder_hidden_states=conditioning.embeds,
+                encoder_hidden_states_mask=conditioning.mask,
+                img_shapes=[shapes] * len(noisy),
+                return_dict=False,
+            )[0][:, : packed[0].shape[1]]
         return _unpack(velocity, noisy)
 
     @torch.no_grad()
@@ -141,7 +190,9 @@ class QwenImageEdit:
 
     def tokens(self, target: Sequence[int], conditioning: Conditioning) -> int:
         images = [target[-2:], *(control.shape[-2:] for control in conditioning.controls)]
-        return int(conditioning.embeds.shape[1]) + sum(h * w // 4 for h, w in images)
+        samples, length = conditioning.embeds.shape[:2]
+        text = samples * length if conditioning.mask is None else int(conditioning.mask.sum())
+        return text + samples * sum(h * w // 4 for h, w in images)
 
     def shift(self, tokens: int) -> float:
         (low, low_mu), (high, high_mu) = SHIFT_POINTS
@@ -161,6 +212,26 @@ class QwenImageEdit:
         return scheduler
 
 
+@contextlib.contextmanager
+def _exact(denoiser: nn.Module, sigma: Tensor) -> Iterator[None]:
+    """Let the time embedding see `sigma` in fp32: the model rounds it to its own precision first.
+
+    In bf16 that makes 1 of all sigmas above 0.998, and moves those near 0.6 by up to 0.002.
+    """
+
+    def replace(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        rounded, *rest = given
+        # 2511 gives control tokens the modulation of sigma 0, in the second half of a doubled batch.
+        exact = sigma if len(rounded) == len(sigma) else torch.cat([sigma, sigma * 0])
+        return (exact.float(), *rest)
+
+    handle = denoiser.time_text_embed.register_forward_pre_hook(replace)  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def _pack(latents: Tensor) -> Tensor:
     """[B, C, h, w] to [B, (h/2)(w/2), 4C]."""
     batch, channels, height, width = latents.shape
@@ -171,6 +242,59 @@ def _unpack(packed: Tensor, like: Tensor) -> Tensor:
     """[B, (h/2)(w/2), 4C] to the shape of `like`, [B, C, h, w]."""
     height, width = like.shape[2] * 8, like.shape[3] * 8
     return QwenImageEditPipeline._unpack_latents(packed, height, width, 8)[:, :, 0]  # type: ignore[no-any-return]
+
+
+def cut_prompt(tokenizer: Any, prompt: str, max_tokens: int) -> tuple[str, str]:
+    """`prompt` up to `max_tokens` tokens, and the rest; a character of several tokens is never split.
+
+    Raises DataError for a prompt with a control token: a placeholder would take another prompt's picture.
+    """
+    control = [token for token in tokenizer.get_added_vocab() if token in prompt]
+    if control:
+        raise DataError(
+            f"the prompt {prompt[:60]!r} contains {control[0]}, which steers the text encoder and is no text",
+            remedy=f"take {control[0]} out of the caption, then finetune dataset",
+        )
+    spans = tokenizer(prompt, return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"]
+    if len(spans) <= max_tokens:
+        return prompt, ""
+    end = spans[max_tokens][0]
+    return prompt[:end], prompt[end:]
+
+
+def _load_text_encoder(model: Path, dtype: torch.dtype, made: Path | None) -> Any:
+    from transformers import Qwen2_5_VLForConditionalGeneration
+    from transformers.utils.logging import disable_progress_bar
+
+    from runtime.families import kinds
+    from runtime.memory.quantize import compute_in
+
+    disable_progress_bar()  # ours shows the whole phase, and logs stay readable
+    kinds.expect(made or model / "text_encoder", "text encoder")
+    encoder = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        made or model / "text_encoder",
+        dtype=dtype,
+        local_files_only=True,
+        use_safetensors=True,
+        # Without a map a packed model goes to whatever accelerator there is, after one large
+        # warm-up allocation; with this one it is read on the CPU and moved.
+        device_map={"": "cpu"} if made else None,
+    )
+    if made:
+        compute_in(encoder, dtype)
+    return encoder.requires_grad_(False).eval()
+
+
+def _load_processor(model: Path) -> Any:
+    from transformers import AutoImageProcessor, Qwen2Tokenizer
+
+    # Padded on the right whatever the folder says: a row that began with padding would have positions that
+    # attend to nothing, which some kernels answer with NaN.
+    tokenizer = Qwen2Tokenizer.from_pretrained(
+        model / "tokenizer", padding_side="right", local_files_only=True
+    )
+    images = AutoImageProcessor.from_pretrained(model / "processor", local_files_only=True)
+    return _processor_class()(image_processor=images, tokenizer=tokenizer)
 
 
 def _processor_class() -> Any:

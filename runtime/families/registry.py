@@ -1,19 +1,23 @@
 """Which family a model folder belongs to, read from its model_index.json."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from runtime import files
 from runtime.errors import UserError
-from runtime.families.base import Family
+from runtime.families.facts import QWEN_IMAGE_EDIT, QWEN_IMAGE_EDIT_PLUS, Facts
+
+if TYPE_CHECKING:
+    from runtime.families.base import Family
 
 PIPELINES = {
-    "QwenImageEditPipeline": "qwen-image-edit",
-    "QwenImageEditPlusPipeline": "qwen-image-edit-plus",
+    "QwenImageEditPipeline": QWEN_IMAGE_EDIT,
+    "QwenImageEditPlusPipeline": QWEN_IMAGE_EDIT_PLUS,
 }
 
 
-def family_name(model: Path) -> str:
-    """The family's name for a diffusers-style folder. Raises UserError for anything else."""
+def facts(model: Path) -> Facts:
+    """Those of a diffusers-style folder's family; imports no torch. Raises UserError for any other folder."""
     index = model / "model_index.json"
     if not index.is_file():
         raise UserError(
@@ -27,20 +31,18 @@ def family_name(model: Path) -> str:
     if pipeline not in PIPELINES:
         raise UserError(
             f"{index} names {pipeline}, expected one of {', '.join(PIPELINES)}",
-            remedy="choose a Qwen-Image-Edit model",
+            remedy="choose a Qwen-Image-Edit base: finetune init --model FOLDER",
         )
     return PIPELINES[pipeline]
 
 
-def load_family(model: Path) -> Family:
+def load_family(model: Path) -> "Family":
+    """The family of a diffusers-style folder; no weights are read. Raises UserError as `facts` does."""
     from runtime.families.qwen_image_edit import QwenImageEdit
     from runtime.families.qwen_image_edit_plus import QwenImageEditPlus
 
-    families: dict[str, Family] = {
-        "qwen-image-edit": QwenImageEdit(),
-        "qwen-image-edit-plus": QwenImageEditPlus(),
-    }
-    return families[family_name(model)]
+    families: tuple[Family, ...] = (QwenImageEdit(), QwenImageEditPlus())
+    return {family.facts.name: family for family in families}[facts(model).name]
 
 
 def locate(reference: str, resolve: "Path | None" = None) -> Path:

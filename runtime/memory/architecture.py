@@ -5,14 +5,16 @@ The folder is one in the diffusers layout: model_index.json, transformer/, vae/,
 
 import json
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from runtime import files
+from runtime.config.targets import Targets, matching
 from runtime.errors import UserError
+from runtime.families import registry
+from runtime.families.facts import Facts
 
 Linear = tuple[int, int]
 """Inputs, outputs."""
@@ -20,23 +22,6 @@ Linear = tuple[int, int]
 NF4_BLOCK = 64  # a linear whose rows are no whole blocks stays as it is; see runtime.memory.nf4
 TIMESTEP_CHANNELS = 256  # fixed in diffusers' QwenTimestepProjEmbeddings
 PUBLISHED_VAE = (96, 126.9e6)  # base_dim and parameters of Qwen-Image's VAE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FamilyFacts:
-    """What a plan must know of a family without loading it; a test holds it equal to `runtime.families`."""
-
-    name: str
-    vl_pixels: int
-    max_controls: int
-
-
-FAMILIES = {
-    "QwenImageEditPipeline": FamilyFacts(name="qwen-image-edit", vl_pixels=1024 * 1024, max_controls=1),
-    "QwenImageEditPlusPipeline": FamilyFacts(
-        name="qwen-image-edit-plus", vl_pixels=384 * 384, max_controls=8
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +62,7 @@ class TextEncoder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    family: FamilyFacts
+    family: Facts
     denoiser: Denoiser
     vae: Vae
     text_encoder: TextEncoder
@@ -89,15 +74,10 @@ class Architecture:
 
 def read(model: Path) -> Architecture:
     """Raises UserError for a folder that is no Qwen-Image-Edit base."""
-    pipeline = _config(model, "model_index.json").get("_class_name")
-    if pipeline not in FAMILIES:
-        raise UserError(
-            f"{model / 'model_index.json'} names {pipeline}, expected one of {', '.join(FAMILIES)}",
-            remedy="choose a Qwen-Image-Edit base: finetune init --model FOLDER",
-        )
+    family = registry.facts(model)
     try:
         return Architecture(
-            family=FAMILIES[pipeline],
+            family=family,
             denoiser=_denoiser(model / "transformer"),
             vae=_vae(model / "vae"),
             text_encoder=_text_encoder(model / "text_encoder"),
@@ -108,8 +88,8 @@ def read(model: Path) -> Architecture:
         ) from error
 
 
-def _config(folder: Path, name: str = "config.json") -> dict[str, Any]:
-    path = folder / name
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
     try:
         document = files.read_json(path)
     except FileNotFoundError:
@@ -241,22 +221,15 @@ def _count_text_encoder(text: dict[str, Any], vision: dict[str, Any]) -> int:
     return int(language + vision["depth"] * block + merger + patches)
 
 
-def adapter_parameters(denoiser: Denoiser, rank: int, targets: Sequence[str]) -> int:
-    """Weights of a LoRA of `rank` on every linear whose name is, or ends in, one of `targets`.
+def adapter_parameters(denoiser: Denoiser, rank: int, targets: Targets, *, dora: bool = False) -> int:
+    """Weights of a LoRA of `rank` on every linear that `targets` means; DoRA has one more for each output.
 
-    Raises UserError for a target that names no linear.
+    Raises ConfigError for a target that means none.
     """
-    for target in targets:
-        if not any(_matches(name, [target]) for name in (*denoiser.block_linears, *denoiser.outer_linears)):
-            raise UserError(
-                f"model.lora.target_modules: {target} names no linear of the denoiser; "
-                f"known: {', '.join(sorted(denoiser.block_linears))}",
-                remedy="correct model.lora.target_modules in config.yaml",
-            )
-    inside = sum(a + b for name, (a, b) in denoiser.block_linears.items() if _matches(name, targets))
-    outside = sum(a + b for name, (a, b) in denoiser.outer_linears.items() if _matches(name, targets))
-    return rank * (denoiser.layers * inside + outside)
-
-
-def _matches(name: str, targets: Sequence[str]) -> bool:
-    return any(name == target or name.endswith("." + target) for target in targets)
+    linears = {
+        f"transformer_blocks.{layer}.{name}": shape
+        for layer in range(denoiser.layers)
+        for name, shape in denoiser.block_linears.items()
+    } | denoiser.outer_linears
+    chosen = [linears[name] for name in matching(list(linears), targets)]
+    return sum(rank * (inputs + outputs) + outputs * dora for inputs, outputs in chosen)

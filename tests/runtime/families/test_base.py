@@ -1,5 +1,7 @@
 """Conditionings: from a cache entry, into a batch, onto a device."""
 
+import re
+
 import pytest
 import torch
 
@@ -39,9 +41,28 @@ def test_row_keeps_its_own_caption_and_controls() -> None:
     assert batch.controls[0][0, 0, 0, 0] == 0.0 and batch.controls[0][1, 0, 0, 0] == 9.0
 
 
-def test_other_numbers_of_controls_do_not_go_into_one_batch() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        collate([one(2, controls=1), one(2, controls=2)])
+def shapes(*sizes: tuple[int, int]) -> Conditioning:
+    controls = tuple(torch.zeros(1, 16, *size) for size in sizes)
+    return Conditioning(embeds=torch.zeros(1, 2, 4), mask=None, controls=controls)
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        ([one(2, controls=1), one(2, controls=2)], "samples with [1, 2] controls are in one batch"),
+        ([one(2, controls=2), one(3, controls=0)], "samples with [2, 0] controls are in one batch"),
+        ([shapes((4, 8)), shapes((8, 4))], "control 0 has shapes [(16, 4, 8), (16, 8, 4)]"),
+        ([shapes((8, 8), (8, 8)), shapes((8, 8), (8, 6))], "control 1 has shapes"),
+    ],
+)
+def test_samples_with_other_controls_do_not_go_into_one_batch(items: list[Conditioning], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        collate(items)
+
+
+def test_samples_without_controls_make_a_batch() -> None:
+    batch = collate([one(2, controls=0), one(3, controls=0)])
+    assert batch.controls == () and batch.embeds.shape == (2, 3, 4)
 
 
 def test_controls_come_in_the_order_of_their_numbers() -> None:

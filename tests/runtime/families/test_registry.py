@@ -1,5 +1,7 @@
 """Which family a folder is, and where a model lies."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +19,33 @@ def folder(tmp_path: Path, text: str | None) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "name"),
+    ("pipeline", "name", "controls"),
     [
-        ("QwenImageEditPipeline", "qwen-image-edit"),
-        ("QwenImageEditPlusPipeline", "qwen-image-edit-plus"),
+        ("QwenImageEditPipeline", "qwen-image-edit", (0, 1)),
+        ("QwenImageEditPlusPipeline", "qwen-image-edit-plus", (0, 8)),
     ],
 )
-def test_detected_from_model_index(tmp_path: Path, pipeline: str, name: str) -> None:
+def test_detected_from_model_index(
+    tmp_path: Path, pipeline: str, name: str, controls: tuple[int, int]
+) -> None:
     model = folder(tmp_path, f'{{"_class_name": "{pipeline}"}}')
-    assert registry.family_name(model) == name
-    assert registry.load_family(model).name == name
+    facts = registry.facts(model)
+    assert (facts.name, facts.min_controls, facts.max_controls) == (name, *controls)
+    assert registry.load_family(model).facts is registry.facts(model)
+
+
+def test_facts_cost_no_torch(tmp_path: Path) -> None:
+    """`finetune plan`, and `finetune cache` with nothing to do, start without the seconds that it takes."""
+    model = folder(tmp_path, '{"_class_name": "QwenImageEditPlusPipeline"}')
+    code = (
+        "import sys, pathlib, runtime.memory.architecture, runtime.families.registry as registry\n"
+        "print(registry.facts(pathlib.Path(sys.argv[1])).name)\n"
+        "print(sorted({'torch', 'diffusers', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(model)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n")[:2] == ["qwen-image-edit-plus", "[]"]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +60,7 @@ def test_detected_from_model_index(tmp_path: Path, pipeline: str, name: str) -> 
 )
 def test_anything_else_is_refused(tmp_path: Path, text: str | None, told: str) -> None:
     with pytest.raises(UserError, match=told) as caught:
-        registry.family_name(folder(tmp_path, text))
+        registry.facts(folder(tmp_path, text))
     assert caught.value.remedy
 
 

@@ -38,6 +38,10 @@ TARGETS = [
     (("img_mod.1",), LAYERS * 7 * D),
     (("proj_out",), D + 64),
     (("img_in",), 64 + D),
+    ("attention", LAYERS * 16 * D),
+    ("attention+mlp", LAYERS * (16 + 20) * D),
+    ("all-linear", LAYERS * (16 + 20 + 14) * D),
+    (("transformer_blocks.1.attn.to_*",), 10 * D),
 ]
 
 
@@ -51,7 +55,7 @@ def test_adapter_size_is_rank_times_inputs_and_outputs(
 
 @pytest.mark.parametrize("target", ["q", "to_out", "to_qq", "attn"])
 def test_target_that_names_no_linear_is_refused(make_model: Any, target: str) -> None:
-    with pytest.raises(UserError, match="names no linear") as caught:
+    with pytest.raises(UserError, match="no linear of the denoiser is called") as caught:
         architecture.adapter_parameters(architecture.read(make_model()).denoiser, 4, ("to_q", target))
     assert "attn.to_q" in caught.value.message
 
@@ -94,9 +98,10 @@ def drop(key: str) -> Any:
 
 
 BAD = [
-    ("model_index.json", lambda path: path.unlink(), "is missing"),
+    ("model_index.json", lambda path: path.unlink(), "it has no model_index.json"),
     ("model_index.json", lambda path: path.write_text('{"_class_name": "FluxPipeline"}'), "FluxPipeline"),
-    ("model_index.json", lambda path: path.write_text("[]"), "holds no object"),
+    ("model_index.json", lambda path: path.write_text("[]"), "can't be read"),
+    ("transformer/config.json", lambda path: path.write_text("[]"), "holds no object"),
     ("transformer/config.json", lambda path: path.unlink(), "is missing"),
     ("transformer/config.json", lambda path: path.write_text("{"), "is not JSON"),
     ("transformer/config.json", drop("num_layers"), "lacks 'num_layers'"),

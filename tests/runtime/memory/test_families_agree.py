@@ -4,26 +4,27 @@ from pathlib import Path
 
 import pytest
 
+from runtime.config.targets import PRESETS, Targets
 from runtime.memory import architecture
 
 pytest.importorskip("diffusers")
+torch = pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize("pipeline", architecture.FAMILIES)
-def test_facts_are_those_of_the_families(pipeline: str) -> None:
-    from runtime.families.qwen_image_edit import QwenImageEdit
-    from runtime.families.qwen_image_edit_plus import QwenImageEditPlus
-    from runtime.families.registry import PIPELINES
+def test_facts_are_those_of_the_models(nano: Path) -> None:
+    from runtime.families import registry
 
-    facts = architecture.FAMILIES[pipeline]
-    family = {made.name: made for made in (QwenImageEdit(), QwenImageEditPlus())}[facts.name]
-    assert PIPELINES[pipeline] == facts.name
-    assert (family.vl_pixels, family.max_controls) == (facts.vl_pixels, facts.max_controls)
-    assert set(PIPELINES) == set(architecture.FAMILIES)
+    family, base = registry.load_family(nano), architecture.read(nano)
+    denoiser = family.load_denoiser(nano, device="cpu", dtype=torch.float32, quantize="none")
+    vae = family.load_vae(nano, device="cpu", dtype=torch.float32)
+    assert family.facts == base.family
+    assert family.facts.size_multiple == base.size_multiple
+    assert family.facts.latent_channels == vae.config.z_dim == denoiser.config.out_channels
+    assert family.facts.pixel_channels == vae.config.get("input_channels", 3)
+    assert len(denoiser.get_submodule(family.facts.blocks)) == base.denoiser.layers
 
 
 def test_counted_tensors_are_those_of_the_class(make_model: object) -> None:
-    import torch
     from diffusers import QwenImageTransformer2DModel
 
     assert callable(make_model)
@@ -52,9 +53,29 @@ def test_counted_tensors_are_those_of_the_class(make_model: object) -> None:
     assert base.denoiser.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize(
+    "targets", [*PRESETS, ("to_q", "to_out.0"), ("transformer_blocks.1.*", "proj_out"), ("*.net.2",)]
+)
+def test_counted_adapters_are_those_that_are_trained(targets: Targets, dora: bool) -> None:
+    """Of the embedded base, whose weights are there to be adapted."""
+    from diffusers import QwenImageTransformer2DModel
+
+    from runtime import demo
+    from runtime.config.model import Lora
+    from runtime.training import trainables
+
+    folder = Path(next(iter(demo.__path__))) / "base"
+    model = QwenImageTransformer2DModel.from_pretrained(folder / "transformer").requires_grad_(False)
+    lora = Lora(r=3, target_modules=targets, use_dora=dora)
+    trained = trainables.add_adapter(model, lora, seed=1).parameters()
+    denoiser = architecture.read(folder).denoiser
+    planned = architecture.adapter_parameters(denoiser, lora.r, lora.target_modules, dora=dora)
+    assert planned == sum(parameter.numel() for parameter in trained)
+
+
 def test_counted_linears_of_the_text_encoder_are_those_of_the_class(make_model: object) -> None:
     """What NF4 takes of it, by the configs that a plan reads."""
-    import torch
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     from runtime import demo
