@@ -8,14 +8,14 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
 SAMPLED_ABOVE = 64 * 2**20  # bytes; hashing 54 GB of weights takes minutes, three MiB of each file do not
 PIECE = 2**20
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 
 
 def utc_now() -> str:
@@ -45,6 +45,11 @@ def weights_fingerprint(folder: Path) -> str:
         if path.is_file()
     }
     return document_digest(entries)
+
+
+def files_fingerprint(paths: Iterable[Path]) -> str:
+    """Identity of single files by their names: that of a folder which holds just them."""
+    return document_digest({path.name: _identity(path) for path in paths})
 
 
 def _identity(path: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Everything goes to stderr; stdout is for data. Only ASCII, so that a cp1252 cons
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 HEARTBEAT_S = 10.0  # an agent's tool call must see a sign of life well before it gives up
@@ -76,14 +76,31 @@ class Progress:
 
     def over(self, items: Sequence[T], label: str, *, unit: str) -> Iterator[T]:
         """Yield `items` one by one, showing how far it is."""
+        yield from self.counted(items, label, len(items), unit=unit)
+
+    def chunks(self, items: Sequence[T], size: int, label: str, *, unit: str) -> Iterator[Sequence[T]]:
+        """Yield `items` in pieces of `size`, showing how far it is."""
         self.start(label, len(items))
+        try:
+            for start in range(0, len(items), size):
+                yield items[start : start + size]
+                self._counted(min(start + size, len(items)), unit)
+        finally:
+            self.stop()
+
+    def counted(self, items: Iterable[T], label: str, total: int, *, unit: str) -> Iterator[T]:
+        """`over` for items that come one by one, of which only the number is known."""
+        self.start(label, total)
         try:
             for index, item in enumerate(items):
                 yield item
-                rate = (index + 1) / max(1e-9, time.monotonic() - self._started)
-                self.update(index + 1, f"{rate:.1f} {unit}/s")
+                self._counted(index + 1, unit)
         finally:
             self.stop()
+
+    def _counted(self, done: int, unit: str) -> None:
+        rate = done / max(1e-9, time.monotonic() - self._started)
+        self.update(done, f"{rate:.1f} {unit}/s")
 
 
 def duration(seconds: float) -> str:

@@ -54,6 +54,10 @@ class Workspace:
     def local_path(self) -> Path:
         return self.root / ".gates" / "local.json"
 
+    @property
+    def index_path(self) -> Path:
+        return self.root / ".gates" / "index.json"
+
     def evidence_path(self, name: str) -> Path:
         return self.root / ".gates" / "evidence" / f"{name}.json"
 
@@ -89,7 +93,7 @@ class Workspace:
         if name not in self.externals():
             raise UserError(
                 f"{reference} is not known on this machine: .gates/local.json has no path for {name}",
-                remedy=f"finetune init --{name} PATH",
+                remedy="finetune dataset" if "." in name else f"finetune init --{name} PATH",
             )
         return Path(self.externals()[name])
 

@@ -18,7 +18,12 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 @click.command(cls=common.Command)
 @click.argument("directory", metavar="[DIR]", required=False)
 @click.option("--model", help="The base: a folder in the diffusers layout, or a hub id.")
-@click.option("--dataset", help="The folder that holds training_images/ and control_images/.")
+@click.option(
+    "--dataset",
+    metavar="PATH",
+    help="A folder that holds training_images/ and control_images/; or a .toml, .jsonl, .csv, .parquet or "
+    ".tar file, or a folder of archives.",
+)
 @click.option("--device", type=click.Choice(DEVICES), help="Where to train.  [default: auto]")
 @common.workspace_option
 @common.json_option
@@ -81,8 +86,8 @@ def _refuse_absent(model: str | None, dataset: str | None) -> None:
         raise UserError(
             f"--model {model} is neither a folder nor a hub id", remedy="finetune init --model FOLDER"
         )
-    if dataset and not Path(dataset).expanduser().is_dir():
-        raise UserError(f"--dataset {dataset} is not a folder", remedy="finetune init --dataset FOLDER")
+    if dataset and not Path(dataset).expanduser().exists():
+        raise UserError(f"--dataset {dataset} is not there", remedy="finetune init --dataset FOLDER_OR_FILE")
 
 
 def _model(workspace: Workspace, model: str) -> str:

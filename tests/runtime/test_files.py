@@ -31,9 +31,12 @@ def test_weights_fingerprints(case: dict[str, Any], tmp_path: Path) -> None:
 def test_dataset_digests(case: dict[str, Any]) -> None:
     from runtime.data import manifest
 
-    envelope = {"layout": "folders", "root": "d", "holdout_rule": "", "dropped": [], "warnings": []}
-    listed = manifest.Manifest.from_json({**envelope, "dataset_digest": "", "samples": case["samples"]})
-    assert manifest.dataset_digest(listed.samples) == case["digest"]
+    envelope = {"layout": "folders", "root": "d", "dataset_file": None, "holdout_rule": ""}
+    rest = {"dropped": [], "warnings": [], "dataset_digest": ""}
+    source = {"kind": "folders", "root": "d", "origin": "d", "files": [], "dropped": 0}
+    sources = [{**source, **listed} for listed in case["sources"]]
+    found = manifest.Manifest.from_json({**envelope, **rest, "sources": sources, "samples": case["samples"]})
+    assert manifest.dataset_digest(found.samples, found.sources) == case["digest"]
 
 
 def sparse(path: Path, size: int, places: dict[int, bytes]) -> None:

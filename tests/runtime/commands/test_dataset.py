@@ -30,7 +30,7 @@ def test_evidence_is_written_in_its_envelope(workspace: Workspace) -> None:
 @pytest.mark.parametrize(("arguments", "held"), [((), 3), (("--holdout", "5"), 5), (("--holdout", "0"), 0)])
 def test_holdout_reaches_the_split(workspace: Workspace, arguments: tuple[str, ...], held: int) -> None:
     result = dataset(workspace, *arguments)
-    assert len(manifest.load(workspace)[0].of("holdout")) == held
+    assert len(manifest.load(workspace).of("holdout")) == held
     assert f"held-out samples  {held}" in result.stdout
 
 
@@ -58,6 +58,29 @@ def test_failed_scan_leaves_no_older_evidence(workspace: Workspace) -> None:
     result = dataset(workspace)
     assert result.exit_code == 1 and "no folder of targets" in result.stderr
     assert workspace.evidence(manifest.EVIDENCE) is None
+
+
+def test_table_shows_final_sizes_by_defaults_and_by_config(workspace: Workspace) -> None:
+    result = dataset(workspace, "--table")
+    assert "no config.yaml yet: sizes are those of the defaults" in result.stderr
+    assert "384 x 672" in result.stdout
+    text = "model: {pretrained_model_name_or_path: external:model}\ntrain: {max_train_steps: 1}\n"
+    workspace.config_path.write_text(text + "data: {processor: {target_size: [48, 64]}}\n", encoding="utf-8")
+    result = dataset(workspace, "--table")
+    rows = [line.split() for line in result.stdout.splitlines() if line.strip().startswith("s0")]
+    assert len(rows) == 10 and all(row[6:9] == ["48", "x", "64"] for row in rows)
+    assert rows[0][-1] == "25%"
+
+
+def test_contact_sheet_is_drawn_in_pages(workspace: Workspace, tmp_path: Path) -> None:
+    from PIL import Image
+
+    path = tmp_path / "sheet.png"
+    assert dataset(workspace, "--contact-sheet", str(path)).exit_code == 0
+    with Image.open(path) as sheet:
+        assert sheet.format == "PNG" and sheet.width > 400
+    refused = dataset(workspace, "--contact-sheet", str(tmp_path / "sheet.jpg"))
+    assert refused.exit_code == 1 and "expected a .png" in refused.stderr
 
 
 def test_no_workspace(tmp_path: Path) -> None:

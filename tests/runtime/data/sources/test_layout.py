@@ -1,11 +1,12 @@
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from runtime.data import layout
+from runtime.data.sources import dataset_file, directory, layout, names
 from runtime.errors import DataError
 
 Shape = tuple[str, tuple[str, ...], str | None, str | None]
@@ -66,12 +67,21 @@ def test_stems_that_begin_alike_keep_their_own_controls(tmp_path: Path) -> None:
 
 STEMS = [
     "a.b",
+    "v1.2.final",
     "with space",
+    "two  spaces",
     "猫の写真",
     "🎨",
+    "👩‍👩‍👧",
     "é",
     "UPPER",
     "a-b_c",
+    "-leading",
+    "--help",
+    ".leading",
+    "'quoted'",
+    "100%",
+    "{0}",
     "x" * 200,
     "control_1",
     "mask",
@@ -88,12 +98,46 @@ def test_any_stem(tmp_path: Path, stem: str) -> None:
         f"controls/{stem}_control_2.Png",
         f"controls/{stem}.webp",
     )
-    assert shapes(tmp_path)[stem][1] == (f"controls/{stem}.webp", f"controls/{stem}_control_2.Png")
+    assert shapes(tmp_path) == {
+        stem: (
+            f"images/{stem}.JPG",
+            (f"controls/{stem}.webp", f"controls/{stem}_control_2.Png"),
+            None,
+            f"images/{stem}.txt",
+        )
+    }
+    assert reasons(tmp_path) == {}
+
+
+@pytest.mark.parametrize("suffix", sorted(names.IMAGE_SUFFIXES))
+@pytest.mark.parametrize("case", [str.lower, str.upper, str.title])
+def test_every_suffix_in_every_case(tmp_path: Path, suffix: str, case: Callable[[str], str]) -> None:
+    touch(tmp_path, f"images/a{case(suffix)}", f"images/a{case('.txt')}", f"control/a{case(suffix)}")
+    found = shapes(tmp_path)["a"]
+    assert found[:2] == (f"images/a{case(suffix)}", (f"control/a{case(suffix)}",))
+
+
+def test_avif_is_a_picture(tmp_path: Path) -> None:
+    touch(tmp_path, "images/a.avif", "images/a.txt", "control/a.avif")
+    assert list(shapes(tmp_path)) == ["a"]
+
+
+def test_captions_are_files_and_no_manifest_decides(tmp_path: Path) -> None:
+    touch(tmp_path, "images/a.png", "images/a.txt", "control/a.png")
+    scan = layout.scan(tmp_path)
+    assert [item.text for item in scan.samples] == [None]
+    assert (scan.warnings, scan.files) == ((), ())
 
 
 def test_two_spellings_of_an_accent_are_one_name(tmp_path: Path) -> None:
     touch(tmp_path, "images/e\u0301.png", "images/\u00e9.txt", "control/\u00e9.png")
     assert list(shapes(tmp_path)) == ["\u00e9"]
+
+
+def test_a_control_in_the_target_folder_is_known_whatever_its_spelling_sorts_to(tmp_path: Path) -> None:
+    touch(tmp_path, "images/\u00e9.png", "images/\u00e9.txt", "images/e\u0301_control_1.png")
+    assert shapes(tmp_path)["\u00e9"][1] == ("images/e\u0301_control_1.png",)
+    assert reasons(tmp_path) == {}
 
 
 def test_controls_are_ordered_by_number_and_found_in_both_folders(tmp_path: Path) -> None:
@@ -125,6 +169,9 @@ DROPPED = [
     (("control/b.png",), "control/b.png", "no target has this name"),
     (("images/b.txt",), "images/b.txt", "no target has this name"),
     (("images/a.png.bak",), "images/a.png.bak", "neither a picture"),
+    (("images/c.heic",), "images/c.heic", "convert it to JPEG or PNG"),
+    (("control/a_control_1.HEIF",), "control/a_control_1.HEIF", "convert it to JPEG or PNG"),
+    (("z.heic",), "z.heic", "lies beside"),
     (("images/.DS_Store",), "images/.DS_Store", "neither a picture"),
     (("images/deeper/c.png",), "images/deeper", "a folder"),
     (("control/a.jpg",), "control/a.png", "same name as a.jpg"),
@@ -159,6 +206,33 @@ def test_unknown_layout_is_refused_with_what_was_seen(tmp_path: Path, names: tup
     assert all(name.split("/")[0] in caught.value.message for name in names)
 
 
+def test_pictures_without_folders_are_shown_the_dataset_file_to_write(tmp_path: Path) -> None:
+    """The remedy's two lines, written where it says, open the folder."""
+    root = tmp_path / 'my "pairs"'
+    touch(root, "a.png", "a.txt")
+    with pytest.raises(DataError, match="no folder of targets") as caught:
+        layout.scan(root)
+    _, _, lines = caught.value.remedy.partition("\n")
+    assert lines.startswith("[[datasets]]\nimage_directory = ")
+    (tmp_path / "dataset.toml").write_text(lines, encoding="utf-8")
+    entry = dataset_file.read(tmp_path / "dataset.toml").entries[0]
+    assert [item.id for item in directory.scan(entry.path, None, None).samples] == ["a"]
+
+
+def test_target_only_data_needs_to_be_asked_for(tmp_path: Path) -> None:
+    touch(tmp_path, "images/a.png", "images/a.txt")
+    assert shapes(tmp_path) == {}
+    assert reasons(tmp_path)["images/a.png"].startswith("no control")
+
+
+def test_recognised_wants_a_folder(tmp_path: Path) -> None:
+    assert not layout.recognised(tmp_path)
+    touch(tmp_path, "images")
+    assert not layout.recognised(tmp_path)
+    (tmp_path / "Targets").mkdir()
+    assert layout.recognised(tmp_path)
+
+
 def test_missing_root_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a folder"):
         layout.scan(tmp_path / "nowhere")
@@ -178,11 +252,13 @@ def test_links_out_of_the_root_are_not_followed(tmp_path: Path) -> None:
     touch(root, "images/a.png", "images/a.txt", "control/a.png", "images/b.txt", "control/b.png")
     link(root / "images" / "b.png", outside)
     link(root / "images" / "c.png", root / "nowhere.png")
+    link(root / "images" / "d.png", root / "images" / "d.png")
     link(root / "control" / "a_control_1.png", root / "images" / "a.png")
     assert shapes(root)["a"][1] == ("control/a.png", "control/a_control_1.png")
     found = reasons(root)
     assert found["images/b.png"] == "a link that leads out of the dataset"
     assert found["images/c.png"] == "a broken link"
+    assert "link" in found["images/d.png"]
 
 
 def test_folder_that_is_a_link_out_of_the_root_is_not_followed(tmp_path: Path) -> None:
