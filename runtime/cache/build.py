@@ -1,42 +1,51 @@
-"""The cache phase: encode what is missing, leave the rest alone, never load the denoiser."""
+"""The cache phase: encode what is missing, leave the rest alone, never load the denoiser.
 
-import math
+With nothing to do neither torch nor a model is loaded, and no picture is opened.
+"""
+
+import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runtime import device, files
-from runtime.cache import encode, key
-from runtime.cache.encode import Ask
+from runtime import files
+from runtime.cache import key
 from runtime.cache.key import Wanted
 from runtime.cache.store import Store
 from runtime.config.model import Config
 from runtime.data import manifest
-from runtime.families.base import Encoders, Family
-from runtime.memory import made
+from runtime.data.manifest import Manifest
+from runtime.errors import CacheError, DataError
+from runtime.families.facts import Facts
+from runtime.index import Index
+from runtime.memory import architecture, made, work
 from runtime.progress import Progress
 from runtime.workspace import Workspace
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from runtime.families.base import Encoders, Family
 
-ROUNDTRIP_SAMPLES = 4
-ROUNDTRIP_TOLERANCE = 0.02  # relative; two runs of a bf16 kernel differ by less than a hundredth
+SHOWN = 3  # samples named for each reason
+SPARE_GIB = 0.5  # left free on the disk of the cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What `finetune cache` did. `reasons`: why entries were built, and how many for each."""
+    """What `finetune cache` did.
+
+    `reasons`: why entries were built, and the ids of each. `tensors` and `bytes`: by kind, over all entries.
+    """
 
     entries: int
     built: int
-    reasons: dict[str, int]
+    reasons: dict[str, list[str]]
     kept: int
     left_over: int
     tensors: dict[str, int]
-    size_gib: float
+    bytes: dict[str, int]
+    notes: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,87 +54,114 @@ class Job:
 
     workspace: Workspace
     config: Config
-    family: Family
+    facts: Facts
     model: Path
     store: Store
-    dataset_digest: str
+    listed: Manifest
     common: dict[str, Any]
     wants: list[Wanted]
-    devices: dict[str, str]
     made: Mapping[str, Path]
     """By component, what step 06 made and the config asks for."""
+
+    @property
+    def dataset_digest(self) -> str:
+        return self.listed.dataset_digest
+
+    @property
+    def family(self) -> "Family":
+        from runtime.families.registry import load_family
+
+        return load_family(self.model)
 
 
 def plan(workspace: Workspace, config: Config) -> Job:
     """What the cache must hold for a resolved config and the dataset. Reads files, loads nothing."""
-    from runtime.families.registry import load_family, locate
+    from runtime.families import registry
 
     reference = config.model.pretrained_model_name_or_path
-    model = locate(reference, workspace.resolve(reference))
-    family = load_family(model)
-    listed, root = manifest.load(workspace)
+    model = registry.locate(reference, workspace.resolve(reference))
+    facts = registry.facts(model)
+    listed = manifest.load(workspace)
     quantized = made.folders(workspace, model, config)
-    common = key.settings(config, family, model, _dtypes(config), quantized)
-    wants = key.wanted(config, workspace, listed, root, common)
+    common = key.settings(config, facts, model, quantized)
+    wants = key.wanted(config, workspace, listed, facts, common)
     for want in wants:
-        encode.refuse_control_count(family, f"sample {want.id}", len(want.controls))
+        refuse_control_count(facts, f"sample {want.id}", len(want.controls))
     return Job(
         workspace=workspace,
         config=config,
-        family=family,
+        facts=facts,
         model=model,
-        store=Store(workspace.resolve(config.cache.cache_dir)),
-        dataset_digest=listed.dataset_digest,
+        store=Store(workspace.resolve(config.cache.cache_dir), Index.open(workspace.index_path)),
+        listed=listed,
         common=common,
         wants=wants,
-        devices={"text_encoder": config.cache.devices.text_encoder, "vae": config.cache.devices.vae},
         made=quantized,
     )
 
 
+def refuse_control_count(facts: Facts, name: str, count: int) -> None:
+    """Raises DataError where the family takes fewer or more controls than `count`."""
+    if not facts.min_controls <= count <= facts.max_controls:
+        raise DataError(
+            f"{name} has {count} controls; family {facts.name} takes {facts.min_controls} to {facts.max_controls}",
+            remedy="take the extra control images away, or use a base of family qwen-image-edit-plus",
+        )
+
+
 def build(job: Job, progress: Progress) -> Summary:
-    """Bring the cache up to date. An interruption costs the sample at hand; a rerun goes on from there."""
+    """Bring the cache up to date. An interruption costs one batch; a rerun goes on from there."""
+    with job.store.locked(progress):
+        try:
+            return _build(job, progress)
+        finally:
+            job.store.index.save()
+
+
+def _build(job: Job, progress: Progress) -> Summary:
     faults = {want.key: fault for want in job.wants if (fault := job.store.fault(want))}
-    todo = [want for want in job.wants if want.key in faults]
+    todo = list({want.key: want for want in job.wants if want.key in faults}.values())
     before = job.store.documents() if todo else {}
-    reasons = Counter(_reason(before, want, faults[want.key]) for want in todo)
+    reasons: dict[str, list[str]] = {}
+    for want in todo:
+        reasons.setdefault(_reason(before, want, faults[want.key]), []).append(want.id)
     encoders = None
     if todo:
-        job.store.write_manifest(job.wants, job.common, job.dataset_digest, complete=False)
-        encoders = encode.load(job.family, job.model, job.config, job.made)
-        for want in progress.over(todo, "cache", unit="sample"):
-            job.store.write(want, encode_entry(job, encoders, want))
-    document = job.store.write_manifest(job.wants, job.common, job.dataset_digest, complete=True)
-    if _roundtrip_is_stale(job):
-        _roundtrip(
-            job,
-            encoders or encode.load(job.family, job.model, job.config, job.made),
-            files.document_digest(document["entries"]),
-        )
-    return _summary(job, reasons)
+        refuse_full_disk(job, todo)
+        job.store.write_manifest(job.wants, job.common, job.dataset_digest, None)
+        for reason, ids in reasons.items():
+            progress.say(f"encoding {len(ids)}: {reason} ({_some(ids)})")
+        encoders = _encode(job, todo, progress)
+    entries = {want.folder: _kept(job.store.entry(want.folder)) for want in job.wants}
+    document = job.store.write_manifest(job.wants, job.common, job.dataset_digest, entries)
+    _roundtrip(job, encoders, files.document_digest(document["entries"]), progress)
+    return _summary(job, reasons, entries)
 
 
-def encode_entry(job: Job, encoders: Encoders, want: Wanted) -> "dict[str, Tensor]":
-    ask = Ask(
-        prompt=want.document["prompt"],
-        controls=want.controls,
-        target=want.target,
-        empty=want.document["empty_prompt"],
-        negative=want.document["negative_prompt"],
-    )
-    return encode.encode(job.family, encoders, job.config, ask)
+def _kept(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Without its document, which is the larger part, and of which each file has its own."""
+    return {name: entry[name] for name in ("files", "tensors", "notes")}
 
 
-def _dtypes(config: Config) -> dict[str, str]:
-    """Name of the precision of each encoder, on the device where it will run."""
-    precision = config.train.mixed_precision
-    return {
-        name: str(device.compute_dtype(device.pick(kind), precision)).removeprefix("torch.")
-        for name, kind in (
-            ("text_encoder", config.cache.devices.text_encoder),
-            ("vae", config.cache.devices.vae),
-        )
-    }
+def _encode(job: Job, todo: Sequence[Wanted], progress: Progress) -> "Encoders":
+    from runtime.cache import encode
+
+    progress.say("loading the encoders")
+    family = job.family
+    encoders = encode.load(family, job.model, job.config, job.made)
+    # Equal sizes side by side, so that a batch of the encoder is one.
+    ordered = sorted(todo, key=lambda want: str(want.document["sizes"]))
+    for chunk in progress.chunks(ordered, job.config.cache.batch_size, "cache", unit="sample"):
+        for want, encoded in zip(chunk, encode.encode(family, encoders, job.config, chunk), strict=True):
+            job.store.write(want, encoded)
+            for note in encoded.notes:
+                progress.say(f"{want.id}: {note}")
+    return encoders
+
+
+def _some(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else ""
+    return ", ".join(ids[:SHOWN]) + more
 
 
 def _reason(before: dict[tuple[str, str], dict[str, Any]], want: Wanted, fault: str) -> str:
@@ -139,67 +175,102 @@ def _reason(before: dict[tuple[str, str], dict[str, Any]], want: Wanted, fault: 
     return "changed: " + ", ".join(sorted({line.partition(":")[0] for line in changed}))
 
 
-def _roundtrip_inputs(job: Job) -> dict[str, str]:
-    where = f"{job.workspace.refer(job.store.root, 'cache')}/{job.store.manifest_path.name}"
-    return {where: files.file_digest(job.store.manifest_path)}
-
-
-def _roundtrip_is_stale(job: Job) -> bool:
-    recorded = job.workspace.envelope("07-cache-roundtrip")
-    return recorded is None or bool(recorded["inputs"]["files"] != _roundtrip_inputs(job))
-
-
-def _roundtrip(job: Job, encoders: Encoders, manifest_digest: str) -> None:
-    """Encode some samples again and decode their latents: evidence that the cache is what it says."""
-    recording = job.workspace.begin_evidence("07-cache-roundtrip", "finetune cache")
-    step = max(1, len(job.wants) // ROUNDTRIP_SAMPLES)
-    chosen = [want for want in job.wants[::step] if want.target is not None][:ROUNDTRIP_SAMPLES]
-    data = {
-        "manifest_digest": manifest_digest,
-        "tolerance": ROUNDTRIP_TOLERANCE,
-        "samples": [_compare(job, encoders, want) for want in chosen],
-    }
-    recording.write(inputs={"files": _roundtrip_inputs(job)}, data=data)
-
-
-def _compare(job: Job, encoders: Encoders, want: Wanted) -> dict[str, Any]:
-    assert want.target is not None
-    stored, again = job.store.read(want.folder), encode_entry(job, encoders, want)
-    target = encode.fitted(want.target, job.config.data.processor.target_size)
-    latents = stored["target"][None].to(job.config.cache.devices.vae)
-    decoded = job.family.decode(encoders.pipeline.vae, latents)[0].float().cpu()
-    mse = float((decoded.clamp(-1, 1) - encode.pixels(target)).square().mean())
-    return {
-        "id": want.id,
-        "embeds_error": _relative_error(stored["prompt_embeds"], again["prompt_embeds"]),
-        "latents_error": max(
-            _relative_error(stored[name], again[name]) for name in stored if not name.endswith("_embeds")
-        ),
-        "decoded_psnr_db": 10 * math.log10(4 / max(mse, 1e-12)),
-    }
-
-
-def _relative_error(stored: "Tensor", again: "Tensor") -> float:
-    old, new = stored.float(), again.float().cpu()
-    return float((old - new).norm() / old.norm().clamp_min(1e-12))
-
-
-def _summary(job: Job, reasons: Counter[str]) -> Summary:
-    tensors: Counter[str] = Counter()
-    size = 0
-    for want in job.wants:
-        entry = job.store.entry(want.folder)
-        size += sum(recorded["size"] for recorded in entry["files"].values())
-        tensors.update(
-            name.split("_")[0] if name.startswith("control") else name for name in entry["tensors"]
+def refuse_full_disk(job: Job, todo: Sequence[Wanted]) -> None:
+    """Raises CacheError where the entries to come would not fit on the disk."""
+    needed = sum(_expected_bytes(job, want) for want in todo) / files.GIB
+    job.store.root.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(job.store.root).free / files.GIB
+    if needed + SPARE_GIB > free:
+        raise CacheError(
+            f"the cache needs about {needed:.2f} GiB for {len(todo)} entries and {SPARE_GIB} GiB to spare, "
+            f"{free:.2f} GiB are free in {job.store.root}",
+            remedy="free disk space, or set cache.cache_dir to a folder on another disk",
         )
-    built = sum(reasons.values())
+
+
+def _expected_bytes(job: Job, want: Wanted) -> int:
+    """Latents and embeddings, counted in fp32 wherever that may be."""
+    return work.entry_bytes(want.document, job.config, architecture.read(job.model))
+
+
+def _roundtrip(job: Job, encoders: "Encoders | None", manifest_digest: str, progress: Progress) -> None:
+    """Evidence that the cache is what it says, made anew where the cache is another."""
+    from runtime.cache import roundtrip
+
+    if roundtrip.is_stale(job.workspace, job.store):
+        progress.say("encoding a few again, and decoding them, as evidence")
+        roundtrip.measure(job, encoders, manifest_digest)
+
+
+def _summary(job: Job, reasons: Mapping[str, list[str]], entries: Mapping[str, dict[str, Any]]) -> Summary:
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for want in job.wants:
+        for kind, size in _tensors(entries[want.folder]):
+            counts[kind] += 1
+            sizes[kind] += size
+    built = sum(len(ids) for ids in reasons.values())
     return Summary(
         entries=len(job.wants),
         built=built,
         reasons=dict(reasons),
         kept=len(job.wants) - built,
         left_over=len(job.store.unlisted()),
-        tensors=dict(tensors),
-        size_gib=size / files.GIB,
+        tensors=dict(counts),
+        bytes=dict(sizes),
+        notes=[f"{want.id}: {note}" for want in job.wants for note in entries[want.folder]["notes"]],
     )
+
+
+def _tensors(entry: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Kind and bytes of each tensor."""
+    widths = {"float32": 4, "bfloat16": 2, "float16": 2}
+    for name, tensor in entry["tensors"].items():
+        size = widths[tensor["dtype"]]
+        for side in tensor["shape"]:
+            size *= side
+        yield _kind(name), size
+
+
+def _kind(name: str) -> str:
+    if "embeds" in name:
+        return "embeddings"
+    return {"target": "latents", "mask": "masks"}.get(name, "controls")
+
+
+def open_for_fit(job: Job) -> dict[str, Any]:
+    """The manifest of the cache, refused by name where it was made for other settings or samples, or is damaged."""
+    document = job.store.manifest()
+    changed = key.differences(document["settings"], job.common)
+    if changed:
+        raise CacheError(
+            "the cache was made for other settings:\n  " + "\n  ".join(changed), remedy="finetune cache"
+        )
+    listed = {entry["key"] for entry in document["entries"]}
+    missing = [want for want in job.wants if want.key not in listed]
+    if missing:
+        raise CacheError(_missing(job, missing), remedy="finetune cache")
+    # Megabytes, read again in the fit: better now than as a traceback in the middle of the night.
+    damaged = [f"{want.id}: {fault}" for want in job.wants if (fault := job.store.fault(want))]
+    job.store.index.save()
+    if damaged:
+        raise CacheError("the cache is damaged:\n  " + "\n  ".join(damaged[:5]), remedy="finetune cache")
+    return document
+
+
+def _missing(job: Job, missing: Sequence[Wanted]) -> str:
+    """What the cache lacks, and what changed where it has the same samples as they were before."""
+    before = job.store.documents()
+    lines: dict[str, list[str]] = {}
+    for want in missing:
+        old = before.get((want.split, want.id))
+        found = key.differences(old, want.document) if old is not None else ["not cached"]
+        for line in found:
+            name, _, values = line.partition(": ")
+            # Digests say nothing to a person.
+            shown = f"another {name}" if name in ("target", "controls", "mask") else f"{name}: {values}"
+            lines.setdefault(shown if values else line, []).append(want.id)
+    # Boxes, each sample's own, follow from sizes: they come last.
+    widest = sorted(lines.items(), key=lambda item: (item[0].startswith("boxes."), -len(item[1])))
+    told = [f"{line} ({_some(ids)})" for line, ids in widest[:5]]
+    return f"the cache does not fit for {len(missing)} of {len(job.wants)} samples:\n  " + "\n  ".join(told)

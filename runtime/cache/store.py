@@ -1,6 +1,6 @@
 """The cache on disk: one folder per sample, a manifest over all.
 
-    <cache_dir>/manifest.json
+    <cache_dir>/manifest.json  .lock
     <cache_dir>/<16 hex of the key>/tensors.safetensors  entry.json
 
 An entry knows what it was made of; whose it is stands in the manifest alone, so that a renamed
@@ -13,6 +13,7 @@ it is not one. Files that are not named here are never touched.
 import contextlib
 import json
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,19 +21,27 @@ from typing import TYPE_CHECKING, Any
 from runtime import files
 from runtime.cache.key import Wanted
 from runtime.errors import CacheError
+from runtime.index import Index
+from runtime.progress import Progress
 from runtime.workspace import tool
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from runtime.cache.encode import Encoded
+
 TENSORS = "tensors.safetensors"
 ENTRY = "entry.json"
+LOCK = ".lock"
 FOLDER = re.compile("[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
+    """`index` spares hashing tensors again that have not changed since."""
+
     root: Path
+    index: Index
 
     @property
     def manifest_path(self) -> Path:
@@ -47,9 +56,29 @@ class Store:
             document: dict[str, Any] = files.read_json(self.manifest_path)
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise CacheError(f"{self.manifest_path} can't be read: {error}", remedy=remedy) from error
+        if not isinstance(document, dict):
+            raise CacheError(f"{self.manifest_path} can't be read: expected an object", remedy=remedy)
         if not document.get("complete"):
             raise CacheError(f"the cache in {self.root} is not finished", remedy=remedy)
         return document
+
+    @contextlib.contextmanager
+    def locked(self, progress: Progress) -> Iterator[None]:
+        """Alone among processes; a second one waits, and says so."""
+        from filelock import FileLock, Timeout
+
+        self.root.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.root / LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            progress.say(f"another process fills {self.root.name}: waiting for it")
+            lock.acquire()
+        try:
+            _sweep(self.root, self.manifest_path.name)
+            yield
+        finally:
+            lock.release()
 
     def fault(self, want: Wanted) -> str:
         """Why the entry of `want` can't be used; empty where it is whole."""
@@ -59,25 +88,27 @@ class Store:
         try:
             entry = files.read_json(folder / ENTRY)
             recorded = entry["files"][TENSORS]
-            if entry["key"] != want.key or files.document_digest(entry["document"]) != want.key:
+            if entry["key"] != want.key or entry["document"] != want.document:
                 return "made for something else"
+            size, digest = recorded["size"], recorded["sha256"]
         except (ValueError, KeyError, TypeError):
             return f"{ENTRY} is damaged"
         tensors = folder / TENSORS
         if not tensors.is_file():
             return f"{TENSORS} is missing"
-        if tensors.stat().st_size != recorded["size"]:
-            return f"{TENSORS} has {tensors.stat().st_size} bytes, {recorded['size']} were written"
-        if files.file_digest(tensors) != recorded["sha256"]:
+        if tensors.stat().st_size != size:
+            return f"{TENSORS} has {tensors.stat().st_size} bytes, {size} were written"
+        if self.index.digest(tensors, f"cache/{want.folder}") != digest:
             return f"{TENSORS} has changed since it was written"
         return ""
 
-    def write(self, want: Wanted, tensors: "dict[str, Tensor]") -> None:
+    def write(self, want: Wanted, encoded: "Encoded") -> None:
         from safetensors.torch import save_file
 
         folder = self.root / want.folder
+        _sweep(folder, TENSORS, ENTRY)
         # A view would be saved with the whole storage behind it.
-        own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in encoded.tensors.items()}
         files.write_with(folder / TENSORS, lambda path: save_file(own, path))
         shapes = {
             name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
@@ -90,6 +121,7 @@ class Store:
             "document": want.document,
             "files": {TENSORS: written},
             "tensors": shapes,
+            "notes": encoded.notes,
         }
         files.write_json(folder / ENTRY, entry)
 
@@ -114,18 +146,26 @@ class Store:
         return document
 
     def write_manifest(
-        self, wants: list[Wanted], common: dict[str, Any], dataset_digest: str, *, complete: bool
+        self,
+        wants: Sequence[Wanted],
+        common: dict[str, Any],
+        dataset_digest: str,
+        entries: Mapping[str, dict[str, Any]] | None,
     ) -> dict[str, Any]:
-        """The manifest as it stands now; left alone where it says so already, for evidence names its digest."""
+        """The manifest as it stands now; left alone where it says so already, for evidence names its digest.
+
+        `entries`: by folder, each entry's own record. None while the cache is being filled: then the manifest
+        lists what it did before, so that after a kill it still can be told what has changed.
+        """
         document: dict[str, Any] = {
             "schema": "cache-manifest/1",
-            "complete": complete,
+            "complete": entries is not None,
             "tool": tool(),
             "updated_at": files.utc_now(),
             "dataset_digest": dataset_digest,
             "settings": common,
             "counts": {s: sum(w.split == s for w in wants) for s in ("train", "holdout", "prompt")},
-            "entries": [self._listed(want) for want in wants] if complete else [],
+            "entries": _listed(wants, entries) if entries is not None else self._before(),
         }
         if (standing := self._standing()) and {**standing, "updated_at": document["updated_at"]} == document:
             return standing
@@ -138,19 +178,19 @@ class Store:
         except CacheError:
             return None
 
-    def _listed(self, want: Wanted) -> dict[str, Any]:
-        recorded = self.entry(want.folder)["files"]
-        listed = {"folder": want.folder, "key": want.key, "id": want.id, "split": want.split}
-        return {**listed, "files": recorded}
+    def _before(self) -> list[dict[str, Any]]:
+        """What the last finished cache phase listed, also where a later one has begun."""
+        try:
+            return list(files.read_json(self.manifest_path)["entries"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
 
     def documents(self) -> dict[tuple[str, str], dict[str, Any]]:
         """Key documents by split and id, as the last finished cache phase listed them."""
-        standing = self._standing()
         found = {}
-        for listed in standing["entries"] if standing else ():
-            with contextlib.suppress(
-                CacheError, KeyError, TypeError
-            ):  # a damaged entry is told as such elsewhere
+        for listed in self._before():
+            # A damaged entry is told as such elsewhere.
+            with contextlib.suppress(CacheError, KeyError, TypeError):
                 found[listed["split"], listed["id"]] = self.entry(listed["folder"])["document"]
         return found
 
@@ -159,3 +199,23 @@ class Store:
         listed = {entry["folder"] for entry in self.manifest()["entries"]}
         ours = (path.parent for path in self.root.glob(f"*/{ENTRY}") if FOLDER.fullmatch(path.parent.name))
         return sorted(folder for folder in ours if folder.name not in listed)
+
+
+def _listed(wants: Sequence[Wanted], entries: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "folder": want.folder,
+            "key": want.key,
+            "id": want.id,
+            "split": want.split,
+            "files": entries[want.folder]["files"],
+        }
+        for want in wants
+    ]
+
+
+def _sweep(folder: Path, *names: str) -> None:
+    """Take away what a killed process left half written; under the lock no other writes here."""
+    for name in names:
+        for left in folder.glob(f".{name}.*.tmp"):
+            left.unlink()

@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 import click
 
+from runtime import files
 from runtime.cache import build
 from runtime.cache.build import Summary
 from runtime.commands import common
@@ -12,6 +13,8 @@ from runtime.config.load import load_config
 from runtime.config.resolve import resolve
 from runtime.progress import Progress
 from runtime.workspace import Workspace
+
+SHOWN = 20
 
 
 @click.command(cls=LongCommand)
@@ -28,11 +31,19 @@ def command(workspace: Workspace, as_json: bool) -> None:
 
 
 def show(summary: Summary) -> None:
-    """Counts per kind, and why entries were built."""
-    rows = [("entries", str(summary.entries)), ("kept", str(summary.kept)), ("built", str(summary.built))]
-    rows += [(f"  because {reason}", str(count)) for reason, count in summary.reasons.items()]
-    rows += [(name, str(count)) for name, count in sorted(summary.tensors.items())]
-    rows += [("size", f"{summary.size_gib * 1024:.1f} MiB"), ("left over", str(summary.left_over))]
-    common.print_table("cache", ("what", "count"), rows)
+    """Counts and bytes per kind, why entries were built, and what was cut."""
+    rows = [("entries", str(summary.entries), ""), ("kept", str(summary.kept), "")]
+    rows.append(("built", str(summary.built), ""))
+    rows += [(f"  {reason}", str(len(ids)), "") for reason, ids in summary.reasons.items()]
+    rows += [
+        (kind, str(count), f"{summary.bytes[kind] / files.MIB:.1f}")
+        for kind, count in sorted(summary.tensors.items())
+    ]
+    rows += [("left over", str(summary.left_over), "")]
+    common.print_table("cache", ("what", "count", "MiB"), rows)
+    for note in summary.notes[:SHOWN]:
+        click.echo(f"warning: {note}", err=True)
+    if len(summary.notes) > SHOWN:
+        click.echo(f"warning: and {len(summary.notes) - SHOWN} more, all in --json", err=True)
     if summary.left_over:
         click.echo("left over are entries of earlier settings: finetune clean --cache", err=True)

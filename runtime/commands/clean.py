@@ -9,6 +9,7 @@ import click
 from runtime.cache.store import ENTRY, TENSORS, Store
 from runtime.commands import common
 from runtime.config.load import load_config
+from runtime.index import Index
 from runtime.training import checkpoints, record
 from runtime.training.record import Run
 from runtime.workspace import Workspace
@@ -25,7 +26,8 @@ def command(with_cache: bool, dry_run: bool, workspace: Workspace, as_json: bool
     project = record.project(workspace, config.logging)
     doomed = [path for run, document in record.runs(project) for path in _surplus(run, document)]
     if with_cache:
-        doomed += Store(workspace.resolve(config.cache.cache_dir)).unlisted()
+        index = Index.open(workspace.index_path)
+        doomed += Store(workspace.resolve(config.cache.cache_dir), index).unlisted()
     names = [path.relative_to(workspace.root).as_posix() for path in doomed]
     if not dry_run:
         for path in doomed:

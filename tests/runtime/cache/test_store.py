@@ -1,5 +1,7 @@
 """Entries on disk: whole or not there, ours or never touched."""
 
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -7,16 +9,22 @@ import pytest
 import torch
 
 from runtime import files
+from runtime.cache.encode import Encoded
 from runtime.cache.key import Wanted
 from runtime.cache.store import Store
 from runtime.errors import CacheError
+from runtime.index import Index
+from runtime.progress import Progress
 
 
 def want(name: str = "a", **changes: Any) -> Wanted:
     document = {
-        "schema": "cache-key/1",
+        "schema": "cache-key/2",
         "settings": {"family": "f"},
+        "sizes": {"target": [64, 64], "controls": [[64, 64]]},
+        "boxes": {"target": [0.0, 0.0, 64.0, 64.0], "controls": [[0.0, 0.0, 64.0, 64.0]]},
         "prompt": name,
+        "alternatives": [],
         "negative_prompt": None,
         "target": "0" * 64,
         "controls": ["1" * 64],
@@ -38,13 +46,22 @@ def tensors() -> dict[str, torch.Tensor]:
     return {"target": torch.arange(8.0).reshape(2, 2, 2), "prompt_embeds": torch.ones(3, 4).bfloat16()}
 
 
+def encoded(notes: tuple[str, ...] = ()) -> Encoded:
+    return Encoded(tensors=tensors(), notes=list(notes))
+
+
+def write_manifest(store: Store, wants: list[Wanted], *, complete: bool = True) -> None:
+    entries = {want.folder: store.entry(want.folder) for want in wants} if complete else None
+    store.write_manifest(wants, {"family": "f"}, "2" * 64, entries)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "cache")
+    return Store(tmp_path / "cache", Index(path=tmp_path / "index.json"))
 
 
 def test_what_was_written_is_read_and_without_fault(store: Store, conforms: Any) -> None:
-    store.write(want(), tensors())
+    store.write(want(), encoded())
     assert store.fault(want()) == ""
     read = store.read(want().folder)
     for name, tensor in tensors().items():
@@ -61,7 +78,9 @@ def test_what_was_written_is_read_and_without_fault(store: Store, conforms: Any)
 
 def test_a_view_is_saved_without_the_storage_behind_it(store: Store) -> None:
     large = torch.randn(64, 100, 100)
-    store.write(want(), {"target": large[3], "turned": large[5].T, "prompt_embeds": large[:, 0, 0]})
+    store.write(
+        want(), Encoded(tensors={"target": large[3], "turned": large[5].T, "prompt_embeds": large[:, 0, 0]})
+    )
     payload = 4 * (100 * 100 + 100 * 100 + 64)
     size = (store.root / want().folder / "tensors.safetensors").stat().st_size
     assert payload <= size < payload + 1000
@@ -108,10 +127,10 @@ def other(path: Path) -> None:
     ],
 )
 def test_faults(store: Store, name: str, spoil: Any, fault: str) -> None:
-    store.write(want(), tensors())
+    store.write(want(), encoded())
     spoil(store.root / want().folder / name)
     assert store.fault(want()).startswith(fault)
-    store.write(want(), tensors())
+    store.write(want(), encoded())
     assert store.fault(want()) == ""
 
 
@@ -119,7 +138,7 @@ def test_a_kill_before_entry_json_leaves_no_entry(store: Store, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(files, "write_json", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            store.write(want(), tensors())
+            store.write(want(), encoded())
     assert store.fault(want()) == "not there"
 
 
@@ -128,19 +147,88 @@ def test_manifest(store: Store, conforms: Any) -> None:
         store.manifest()
     wants = [want("a"), want("b")]
     for item in wants:
-        store.write(item, tensors())
-    store.write_manifest(wants, {"family": "f"}, "2" * 64, complete=False)
+        store.write(item, encoded())
+    write_manifest(store, wants, complete=False)
     conforms(files.read_json(store.manifest_path), "cache-manifest")
     with pytest.raises(CacheError, match="is not finished"):
         store.manifest()
-    store.write_manifest(wants, {"family": "f"}, "2" * 64, complete=True)
+    write_manifest(store, wants)
     document = store.manifest()
     conforms(document, "cache-manifest")
     assert [(e["id"], e["folder"]) for e in document["entries"]] == [(w.id, w.folder) for w in wants]
     assert document["counts"] == {"train": 2, "holdout": 0, "prompt": 0}
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xff"])
+def test_a_manifest_that_says_the_same_is_left_alone(store: Store) -> None:
+    """Evidence names its digest, and would go stale at every look."""
+    store.write(want("a"), encoded())
+    write_manifest(store, [want("a")])
+    before = store.manifest_path.read_bytes()
+    write_manifest(store, [want("a")])
+    assert store.manifest_path.read_bytes() == before
+    write_manifest(store, [])
+    assert store.manifest_path.read_bytes() != before
+
+
+def test_what_was_cached_before_is_known_after_a_kill(store: Store) -> None:
+    store.write(want("a"), encoded())
+    assert store.documents() == {}
+    write_manifest(store, [want("a")])
+    write_manifest(store, [want("a", prompt="b")], complete=False)
+    assert store.documents() == {("train", "a"): want("a").document}
+
+
+def test_what_a_killed_process_left_half_written_is_taken_away(store: Store) -> None:
+    store.write(want(), encoded())
+    folder = store.root / want().folder
+    for name in (".tensors.safetensors.77.tmp", ".entry.json.78.tmp", ".others.79.tmp"):
+        (folder / name).write_bytes(b"x")
+    store.write(want(), encoded())
+    assert sorted(path.name for path in folder.glob(".*")) == [".others.79.tmp"]
+
+
+def test_notes_stay_with_the_entry(store: Store, conforms: Any) -> None:
+    store.write(want(), encoded(("prompt_embeds: longer than 8 tokens",)))
+    entry = store.entry(want().folder)
+    conforms(entry, "cache-entry")
+    assert entry["notes"] == ["prompt_embeds: longer than 8 tokens"]
+
+
+def test_a_whole_entry_is_hashed_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.write(want(), encoded())
+    path = store.root / want().folder / "tensors.safetensors"
+    os.utime(path, (1_000_000_000, 1_000_000_000))
+    read: list[Path] = []
+    original = files.file_digest
+    monkeypatch.setattr(files, "file_digest", lambda path: (read.append(path), original(path))[1])
+    assert (store.fault(want()), store.fault(want()), read) == ("", "", [path])
+    os.utime(path, (1_000_000_001, 1_000_000_001))
+    assert (store.fault(want()), len(read)) == ("", 2)
+
+
+def test_a_second_one_waits_and_says_so(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    entered, leave, order = threading.Event(), threading.Event(), []
+
+    def first() -> None:
+        with Store(store.root, store.index).locked(Progress(quiet=True)):
+            entered.set()
+            leave.wait(10)
+            order.append("first left")
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    entered.wait(10)
+    threading.Timer(0.2, leave.set).start()
+    with store.locked(Progress()):
+        order.append("second in")
+    thread.join()
+    assert order == ["first left", "second in"]
+    assert capsys.readouterr().err == "another process fills cache: waiting for it\n"
+    with store.locked(Progress()):  # alone: nothing to say
+        assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff\xff"])
 def test_a_damaged_manifest_is_no_traceback(store: Store, data: bytes) -> None:
     store.root.mkdir()
     store.manifest_path.write_bytes(data)
@@ -151,7 +239,7 @@ def test_a_damaged_manifest_is_no_traceback(store: Store, data: bytes) -> None:
 
 @pytest.mark.parametrize("spoil", [zero, cut, Path.unlink])
 def test_reading_damaged_files_is_no_traceback(store: Store, spoil: Any) -> None:
-    store.write(want(), tensors())
+    store.write(want(), encoded())
     spoil(store.root / want().folder / "tensors.safetensors")
     with pytest.raises(CacheError, match="can't be read"):
         store.read(want().folder)
@@ -162,9 +250,9 @@ def test_reading_damaged_files_is_no_traceback(store: Store, spoil: Any) -> None
 
 def test_unlisted_are_whole_entries_of_ours_only(store: Store) -> None:
     for item in (want("a"), want("b")):
-        store.write(item, tensors())
+        store.write(item, encoded())
     (store.root / "photos").mkdir()
     (store.root / "photos" / "own.safetensors").write_bytes(b"x")
     (store.root / "photos" / "entry.json").write_bytes(b"{}")
-    store.write_manifest([want("a")], {}, "2" * 64, complete=True)
+    write_manifest(store, [want("a")])
     assert store.unlisted() == [store.root / want("b").folder]
