@@ -1,13 +1,14 @@
 """The cache as it lies on disk: the manifest, each entry's own record, and the identity of its tensors."""
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gates import schema
+from gates import prompt_file, schema
+from gates.buckets import SIZE_MULTIPLES, UNSTATED, final_sizes
 from gates.evidence import (
     EvidenceError,
     MissingEvidenceError,
@@ -19,6 +20,7 @@ from gates.evidence import (
     inside,
     read_json,
 )
+from gates.pictures import picture_size
 from gates.tensors import read_header
 from gates.workspace import Workspace
 
@@ -66,15 +68,30 @@ def read(workspace: Workspace) -> Cache:
 
 
 def prompts(workspace: Workspace) -> list[dict[str, Any]]:
-    """What config.yaml asks for beside the dataset: id, prompt and digests of the controls, as files are now."""
-    found = []
-    for index, sample in enumerate(workspace.settings["validation"]["samples"]):
-        paths = [workspace.resolve(image) for image in sample.get("images", [])]
+    """What config.yaml asks for beside the dataset: id, prompt, digests and sizes of the controls, as they are now."""
+    found, validation = [], workspace.settings["validation"]
+    asked = [
+        {**sample, "paths": [workspace.resolve(image) for image in sample["images"]]}
+        for sample in validation["samples"]
+    ]
+    if validation["prompt_file"] is not None:
+        asked += prompt_file.read(workspace, validation["prompt_file"])
+    for index, sample in enumerate(asked):
+        paths = sample["paths"]
         absent = [workspace.shown(path) for path in paths if not path.is_file()]
         if absent:
             raise MissingEvidenceError(absent[0], "is missing", remedy="gate check 04")
-        controls = [file_digest(path) for path in paths]
-        found.append({"id": f"prompt-{index}", "prompt": sample["prompt"], "controls": controls})
+        measures = [picture_size(path, workspace.shown(path)) for path in paths]
+        found.append(
+            {
+                "id": f"prompt-{index}",
+                "prompt": sample["prompt"],
+                "controls": [file_digest(path) for path in paths],
+                "measures": [(height, width) for width, height in measures],
+                "size": sample.get("size"),
+                "negative_prompt": sample.get("negative_prompt"),
+            }
+        )
     return found
 
 
@@ -177,7 +194,7 @@ def whole_faults(cache: Cache, samples: list[dict[str, Any]]) -> list[str]:
     there = set(listed)
     faults += [f"no entry for the {split} sample {name}" for split, name in sorted(wanted - there)]
     faults += [f"an entry for {split} {name}, which is no sample" for split, name in sorted(there - wanted)]
-    faults += [f"two entries for {name}" for split, name in sorted(there) if listed.count((split, name)) > 1]
+    faults += [f"two entries for {name}" for (_, name), times in sorted(Counter(listed).items()) if times > 1]
     faults += [
         f"the manifest counts {count} {split} entries and lists {len(cache.of(split))}"
         for split, count in cache.manifest["counts"].items()
@@ -190,69 +207,117 @@ def config_faults(
     cache: Cache, dataset: dict[str, Any], settings: dict[str, Any], asked: list[dict[str, Any]]
 ) -> list[str]:
     """Where the cache was made for another config or dataset than those of now."""
-    faults = list(_processing_faults(cache.manifest["settings"], settings))
+    faults = list(_settings_faults(cache.manifest["settings"], settings))
     if cache.manifest["dataset_digest"] != dataset["dataset_digest"]:
         faults.append("the dataset has changed since the cache was made")
+    step = SIZE_MULTIPLES.get(cache.manifest["settings"].get("family", ""))
+    if step is None:
+        return [
+            *faults,
+            f"made for the family {cache.manifest['settings'].get('family')}, which is not known",
+        ]
     samples = {(sample["split"], sample["id"]): sample for sample in dataset["samples"]}
-    for entry in cache.entries:
-        faults += _entry_faults(entry, cache.manifest["settings"], samples, settings)
-    return faults + list(_prompt_faults(cache.of("prompt"), asked))
-
-
-def _prompt_faults(entries: list[Entry], asked: list[dict[str, Any]]) -> Iterator[str]:
-    there = {entry.id: entry.document or {} for entry in entries}
-    for sample in asked:
-        document = there.pop(sample["id"], None)
-        if document is None:
-            yield f"no entry for {sample['id']} of validation.samples"
-        else:
-            names = [name for name in ("prompt", "controls") if document.get(name) != sample[name]]
-            yield from (f"{sample['id']}: another {name}" for name in names)
-    yield from (f"an entry for {name}, which validation.samples does not ask for" for name in sorted(there))
-
-
-def _processing_faults(cached: dict[str, Any], settings: dict[str, Any]) -> Iterator[str]:
-    processor, processing = settings["data"]["processor"], cached.get("processing")
-    if not isinstance(processing, dict):
-        yield "the manifest does not say how images were processed"
-        return
-    expected = {
-        "target_size": processor["target_size"],
-        "controls_size": processor["controls_size"] or processor["target_size"],
+    sources = {source["name"]: source["settings"] for source in dataset["sources"]}
+    wished = {
+        key: _wished(sample, sources[sample["source"]], settings, step) for key, sample in samples.items()
     }
+    wished |= {("prompt", prompt["id"]): _wished_prompt(prompt, settings, step) for prompt in asked}
+    there = set()
+    for entry in cache.entries:
+        there.add((entry.split, entry.id))
+        faults += _entry_faults(entry, cache.manifest["settings"], wished.get((entry.split, entry.id)))
+    prompts = {("prompt", prompt["id"]) for prompt in asked}
+    faults += [
+        f"no entry for {name} of validation.samples or its prompt_file" for _, name in sorted(prompts - there)
+    ]
+    return faults
+
+
+def _settings_faults(cached: dict[str, Any], settings: dict[str, Any]) -> Iterator[str]:
+    """What all entries share, against the keys of the config that decide it; what is left to choice is not told."""
+    processing, encoders = cached.get("processing"), cached.get("encoders")
+    if not isinstance(processing, dict) or not isinstance(encoders, dict):
+        yield "the manifest does not say how samples were processed"
+        return
+    processor, data = settings["data"]["processor"], settings["data"]
+    expected = {"background": processor["background"], "max_prompt_tokens": data["max_prompt_tokens"]}
     if processor["vl_pixels"] is not None:
         expected["vl_pixels"] = processor["vl_pixels"]
     for name, value in expected.items():
         if processing.get(name) != value:
             yield f"{name}: {processing.get(name)} in the cache, {value} configured"
+    for name, value in settings["cache"]["dtypes"].items():
+        made = encoders.get(name, {})
+        used = made.get("compute_dtype", made.get("dtype"))
+        if value != "auto" and used != value:
+            yield f"cache.dtypes.{name}: {used} in the cache, {value} configured"
 
 
-def _entry_faults(
-    entry: Entry, common: dict[str, Any], samples: dict[tuple[str, str], Any], settings: dict[str, Any]
-) -> Iterator[str]:
-    document, validation = entry.document or {}, settings["validation"]
-    expected: dict[str, Any] = {"settings": common}
-    sample = samples.get((entry.split, entry.id))
-    if sample is not None:
-        expected["prompt"] = sample["prompt"]
-        expected["target"] = sample["target"]["sha256"]
-        expected["controls"] = [control["sha256"] for control in sample["controls"]]
-        expected["mask"] = sample["mask"]["sha256"] if sample["mask"] else None
-    if entry.split == "train" and settings["data"]["caption_dropout_rate"] > 0:
-        expected["empty_prompt"] = True
-    if entry.split != "train" and validation["guidance_scale"] > 1:
-        expected["negative_prompt"] = validation["negative_prompt"]
-    yield from (
-        f"{entry.id}: another {name}" for name, value in expected.items() if document.get(name) != value
-    )
+def _wished(
+    sample: dict[str, Any], source: dict[str, Any], settings: dict[str, Any], step: int
+) -> dict[str, Any]:
+    """The parts of a key document that dataset and config decide."""
+    processor, validation = settings["data"]["processor"], settings["validation"]
+    train = sample["split"] == "train"
+    controls = [(control["height"], control["width"]) for control in sample["controls"]]
+    measure = (sample["target"]["height"], sample["target"]["width"])
+    return {
+        "prompt": sample["prompt"],
+        "alternatives": sample["alternatives"] if train else [],
+        "target": sample["target"]["sha256"],
+        "controls": [control["sha256"] for control in sample["controls"]],
+        "mask": sample["mask"]["sha256"] if sample["mask"] else None,
+        "sizes": final_sizes(processor, source, step, measure, controls),
+        "empty_prompt": train and settings["data"]["caption_dropout_rate"] > 0,
+        "negative_prompt": None if train else _negative(validation),
+    }
+
+
+def _wished_prompt(prompt: dict[str, Any], settings: dict[str, Any], step: int) -> dict[str, Any]:
+    processor, negative = settings["data"]["processor"], _negative(settings["validation"])
+    if prompt["size"] is not None:
+        processor = {**processor, "target_size": prompt["size"], "enable_bucket": False}
+    if negative is not None and prompt["negative_prompt"] is not None:
+        negative = prompt["negative_prompt"]
+    return {
+        "prompt": prompt["prompt"],
+        "controls": prompt["controls"],
+        "sizes": final_sizes(processor, UNSTATED, step, None, prompt["measures"]),
+        "negative_prompt": negative,
+    }
+
+
+def _negative(validation: dict[str, Any]) -> str | None:
+    return validation["negative_prompt"] if validation["guidance_scale"] > 1 else None
+
+
+def _entry_faults(entry: Entry, common: dict[str, Any], wished: dict[str, Any] | None) -> Iterator[str]:
+    document = entry.document or {}
+    if wished is None:
+        if entry.split == "prompt":
+            yield f"an entry for {entry.id}, which validation.samples and its prompt_file don't ask for"
+        return
+    for name, value in {"settings": common, **wished}.items():
+        if name == "sizes" and document.get(name) != value:
+            yield f"{entry.id}: {_sizes(document.get(name))} in the cache, {_sizes(value)} configured"
+        elif document.get(name) != value:
+            yield f"{entry.id}: another {name}"
     yield from (
         f"{entry.id}: no tensor {name}" for name in _tensors_wanted(document) - set(entry.tensors.get())
     )
 
 
+def _sizes(sizes: Any) -> str:
+    if not isinstance(sizes, dict):
+        return "no sizes"
+    return "+".join("x".join(map(str, size)) for size in (sizes["target"], *sizes["controls"]))
+
+
 def _tensors_wanted(document: dict[str, Any]) -> set[str]:
     names = {"prompt_embeds", *(f"control_{index}" for index in range(len(document.get("controls", []))))}
-    optional = {"target": "target", "empty_prompt": "empty_embeds", "negative_prompt": "negative_embeds"}
+    names |= {f"prompt_embeds_{number}" for number, _ in enumerate(document.get("alternatives", []), 1)}
+    optional = {"target": "target", "mask": "mask"}
+    optional |= {"empty_prompt": "empty_embeds", "negative_prompt": "negative_embeds"}
     return names | {tensor for key, tensor in optional.items() if document.get(key) not in (None, False)}
 
 
@@ -276,6 +341,7 @@ def _sources(document: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """(kind, tensor, what it was made of): within a kind, other sources must give other tensors."""
     controls = tuple(document["controls"])
     texts = {"prompt_embeds": document["prompt"], "negative_embeds": document.get("negative_prompt")}
+    texts |= {f"prompt_embeds_{number}": text for number, text in enumerate(document["alternatives"], 1)}
     texts["empty_embeds"] = "" if document.get("empty_prompt") else None
     for name, text in texts.items():
         if text is not None:

@@ -93,21 +93,19 @@ def _identity(path: Path) -> dict[str, Any]:
     return {"size": size, "sha256": digest.hexdigest(), "sampled": True}
 
 
-def dataset_digest(samples: list[dict[str, Any]]) -> str:
-    """Of the samples of evidence 02-dataset, in their order."""
-    return document_digest(
-        [
-            {
-                "id": sample["id"],
-                "split": sample["split"],
-                "prompt": sample["prompt"],
-                "target": sample["target"]["sha256"],
-                "controls": [control["sha256"] for control in sample["controls"]],
-                "mask": sample["mask"]["sha256"] if sample["mask"] else None,
-            }
-            for sample in samples
-        ]
-    )
+def dataset_digest(data: Mapping[str, Any]) -> str:
+    """Of the samples and the sources' settings of evidence 02-dataset, in their order."""
+    samples = [
+        {
+            **{name: sample[name] for name in ("id", "source", "split", "prompt", "alternatives")},
+            "target": sample["target"]["sha256"],
+            "controls": [control["sha256"] for control in sample["controls"]],
+            "mask": sample["mask"]["sha256"] if sample["mask"] else None,
+        }
+        for sample in data["samples"]
+    ]
+    sources = [{name: source[name] for name in ("name", "settings")} for source in data["sources"]]
+    return document_digest({"samples": samples, "sources": sources})
 
 
 # ---- paths

@@ -110,7 +110,7 @@ def losses(line: dict[str, Any], split: str) -> dict[tuple[str, float, int], Any
 
 def schedule_faults(run: Run) -> list[str]:
     """Planned checkpoints that were not saved, saved ones not planned, and kept ones that are not whole."""
-    saved, planned = saved_steps(run), set(run.record["planned_checkpoints"])
+    saved, planned = saved_steps(run), run.planned_checkpoints.get()
     there = run.checkpoints.get()
     faults = [f"no checkpoint of step {step}" for step in sorted(planned - saved)]
     faults += [f"a checkpoint of step {step}, which was not planned" for step in sorted(saved - planned)]

@@ -391,6 +391,9 @@ def sizes(component: Component) -> Sizes:
 
 
 def wanted(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """The components that the config does not set to `none`."""
+    """The components that the config does not set to `none`, nor replaces: those are quantized while loading."""
     asked = {"transformer": "quantize", "text_encoder": "quantize_text_encoder"}
-    return tuple(name for name, key in asked.items() if settings["model"][key] != "none")
+    model = settings["model"]
+    return tuple(
+        name for name, key in asked.items() if model[key] != "none" and not model.get(f"{name}_weight")
+    )

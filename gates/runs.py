@@ -66,6 +66,8 @@ class Run:
     saves: Reading[list[dict[str, Any]]]
     torn: tuple[str, ...]
     """notes on last lines that a kill tore"""
+    planned_checkpoints: Reading[frozenset[int]]
+    """of the lineage: each ancestor's up to where its successor took over, then the run's own"""
     checkpoints: Reading[list[Checkpoint]]
     last: Reading[Last]
     last_folders: tuple[str, ...]
@@ -112,6 +114,7 @@ def read(workspace: Workspace, folder: Path) -> Run:
         probes=probes,
         saves=saves,
         torn=tuple(torn),
+        planned_checkpoints=attempt(lambda: _planned(workspace, links.get())),
         checkpoints=attempt(lambda: _checkpoints(workspace, saves.get())),
         last=attempt(lambda: _last(workspace, folder, saves.get())),
         last_folders=tuple(last_names(folder)),
@@ -151,6 +154,17 @@ def _lineage(workspace: Workspace, folder: Path, record: dict[str, Any]) -> list
         links.insert(0, _Link(ancestor, origin["step"] if until is None else min(origin["step"], until)))
         folder = ancestor
     return links
+
+
+def _planned(workspace: Workspace, links: Sequence[_Link]) -> frozenset[int]:
+    """A run may go on with another interval, or be made longer than it was planned."""
+    planned: set[int] = set()
+    since = 0
+    for link in links:
+        own = record_of(workspace, link.folder)["planned_checkpoints"]
+        planned |= {step for step in own if step > since and (link.until is None or step <= link.until)}
+        since = link.until or since
+    return frozenset(planned)
 
 
 def _joined(workspace: Workspace, links: Sequence[_Link], name: str, torn: list[str]) -> list[dict[str, Any]]:

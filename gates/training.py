@@ -23,7 +23,7 @@ class CacheEvidence:
     settings: Reading[dict[str, Any]]
     """config.yaml with defaults"""
     prompts: Reading[list[dict[str, Any]]]
-    """what validation.samples asks for"""
+    """what validation.samples and validation.prompt_file ask for"""
     roundtrip: Reading[dict[str, Any]]
 
 

@@ -101,7 +101,9 @@ def _facts(root: Path, sample: dict[str, Any]) -> Facts:
     shown = {kind: picture["path"] for kind, picture in sample["pictures"].items()}
     read = {kind: pictures.pixels(inside(root, path, path), path) for kind, path in shown.items()}
     error = None
-    if {"control", "target"} <= read.keys():
+    if len({read[kind].shape for kind in ("control", "target", "adapter") if kind in read}) == 1 and (
+        {"control", "target"} <= read.keys()
+    ):
         agree = abs(read["control"] - read["target"]).max(axis=2) <= AGREEMENT
         if agree.any():
             error = float(abs(read["adapter"] - read["target"])[agree].mean())

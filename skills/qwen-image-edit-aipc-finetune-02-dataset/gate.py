@@ -1,11 +1,14 @@
 """gate check 02: are the pairs complete, decodable, captioned, and is something held out?"""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gates.checks import Checks, Evidence, Finding, Gate, failed, listing, passed, verdict_of
-from gates.datasets import Picture, Seen, dropped_pairs, holdout_faults, image_paths, look
+from gates.datasets.looking import Located, Picture, Seen, image_records, look, prefix_of
+from gates.datasets.manifests import differences, left_out, missing_partners
+from gates.datasets.wording import same
 from gates.evidence import Reading, attempt, dataset_digest
 from gates.verdict import Check, EvidenceRef
 from gates.workspace import Workspace
@@ -22,6 +25,12 @@ HOLDOUT_ADVISED_FROM = 12  # samples; a smaller set needs them all
 EVIDENCE = ".gates/evidence/02-dataset.json"
 
 
+CONTROL_NEEDED = (
+    "put controls into control_images/; for text-to-image, name the folder of pictures as image_directory in a "
+    "dataset file (dataset.toml); then finetune dataset"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset(Evidence):
     target_root: str
@@ -36,13 +45,35 @@ class Dataset(Evidence):
         samples: list[dict[str, Any]] = self.data.get()["samples"]
         return samples
 
+    @property
+    def pairs(self) -> list[Located]:
+        """Of the sources, without those that max_samples leaves out."""
+        return [located for located in self.seen.get().pairs if not located.beyond]
+
+    @property
+    def regularisation(self) -> set[str]:
+        """Names of the sources that hold the base's behaviour."""
+        return {
+            source["name"] for source in self.data.get()["sources"] if source["settings"]["regularisation"]
+        }
+
     def split(self, name: str) -> list[dict[str, Any]]:
         return [sample for sample in self.samples if sample["split"] == name]
+
+    def recorded_sizes(self) -> dict[str, Picture]:
+        """By path as shown, of all images."""
+        data = self.data.get()
+        prefixes = {source["name"]: prefix_of(data, source["name"]) for source in data["sources"]}
+        return {
+            prefixes.get(sample["source"], "") + image["path"]: _recorded_size(image)
+            for sample in self.samples
+            for image in image_records(sample)
+        }
 
 
 def collect(workspace: Workspace) -> Dataset:
     data = attempt(lambda: workspace.evidence("02-dataset"))
-    seen = attempt(lambda: look(workspace.resolve(data.get()["root"]), data.get()))
+    seen = attempt(lambda: look(workspace, data.get()))
     target_root = workspace.target["dataset"]
     return Dataset(target_root=target_root, data=data, seen=seen, inputs=tuple(workspace.inputs.values()))
 
@@ -52,55 +83,54 @@ CHECKS: Checks[Dataset] = Checks()
 
 @CHECKS.check(
     "layout-recognised",
-    title="The dataset is two folders of images",
+    title="The dataset is of a known layout, and the one that was scanned",
     section="2.1",
     remedy="finetune dataset",
-    why="every later check reads the manifest that `finetune dataset` writes, and the folders behind it",
+    why="every later check reads the manifest that `finetune dataset` writes, and the files behind it",
 )
 def layout_recognised(e: Dataset) -> Finding:
-    """The folder that target.json names holds a folder of targets and one of controls, and was scanned."""
-    data, count = e.data.get(), e.seen.get().count
+    """What target.json names was scanned: each source's folder, kind and settings are those that it has now."""
+    data, seen = e.data.get(), e.seen.get()
     if data["root"] != e.target_root:
         return failed(
             "another dataset was scanned than the target names", expected=e.target_root, observed=data["root"]
         )
+    nameless = [line for line in seen.layout if "training_images" in line]
     return verdict_of(
-        count.targets is not None,
-        f"targets in {count.targets}, controls in {count.controls or count.targets}",
-        expected="a folder training_images and a folder control_images, or their other names",
-        observed={"targets": count.targets, "controls": count.controls},
-        remedy="name the folders training_images/ and control_images/, then finetune dataset",
+        not seen.layout,
+        listing(seen.layout) or seen.found,
+        expected=0,
+        observed=len(seen.layout),
+        unit="differences",
+        remedy="name the folders training_images/ and control_images/, then finetune dataset"
+        if nameless
+        else None,
     )
 
 
 @CHECKS.check(
     "manifest-matches-files",
-    title="The manifest is what lies in the folder now",
+    title="The manifest is what lies in the dataset now",
     section="2.2",
     remedy="finetune dataset",
     needs=("layout-recognised",),
     why="a file changed after the scan would be trained on unseen, or be missing in the middle of a run",
 )
 def manifest_matches_files(e: Dataset) -> Finding:
-    """Listed files have their recorded size and digest, none is unlisted, holdout.txt and dataset digest agree."""
+    """Files, dataset file and archives as recorded, nothing unlisted, holdout.txt and dataset digest agree."""
     data, seen = e.data.get(), e.seen.get()
-    mentioned = {item["path"] for item in data["dropped"]}
-    unlisted = [pair.target for pair in dropped_pairs(seen.count, data) if pair.target not in mentioned]
-    faults = [*seen.changed, *(f"{path} is in the folder and not in the manifest" for path in unlisted)]
+    sizes = e.recorded_sizes()
+    faults = differences(data, seen)
     faults += [
-        f"{image['path']} is {image['width']}x{image['height']} in the manifest and not in the file"
-        for sample in data["samples"]
-        for image in (sample["target"], *sample["controls"])
-        if image["path"] in seen.pictures and seen.pictures[image["path"]] != _recorded_size(image)
+        f"{path} is {sizes[path].width}x{sizes[path].height} in the manifest and not in the file"
+        for path, picture in seen.pictures.items()
+        if sizes.get(path, picture) != picture
     ]
-    ids = [sample["id"] for sample in data["samples"]]
-    faults += [f"sample {name} is listed twice" for name in sorted({n for n in ids if ids.count(n) > 1})]
-    faults += holdout_faults(seen.wished_holdout, data)
-    if data["dataset_digest"] != dataset_digest(data["samples"]):
+    if data["dataset_digest"] != dataset_digest(data):
         faults.append("the recorded dataset digest is not that of the listed samples")
     return verdict_of(
         not faults,
-        listing(faults) or f"{len(ids)} samples, each file as recorded",
+        listing(faults) or f"{len(data['samples'])} samples, each file as recorded",
         expected=0,
         observed=len(faults),
         unit="differences",
@@ -117,8 +147,9 @@ def manifest_matches_files(e: Dataset) -> Finding:
     why="with fewer than five pairs the adapter can only learn them by heart",
 )
 def samples_enough(e: Dataset) -> Finding:
-    """The number of samples that are trained on, the held-out ones left out."""
-    seen = len(e.split("train"))
+    """The number of samples that are trained on, without held-out and regularisation samples."""
+    unlearned = e.regularisation
+    seen = sum(sample["source"] not in unlearned for sample in e.split("train"))
     advice = ""
     if SAMPLES_MIN <= seen < SAMPLES_ADVISED:
         advice = " (enough for a smoke test only)" if seen < SAMPLES_SMOKE else " (20 to 50 are advised)"
@@ -140,24 +171,19 @@ def samples_enough(e: Dataset) -> Finding:
     why="a pair without a partner is left out of training without anybody noticing",
 )
 def pairs_complete(e: Dataset) -> Finding:
-    """Each image of the target folder has a control and a caption of its name, and no image is left over."""
-    count = e.seen.get().count
-    captioned = {sample["target"]["path"] for sample in e.samples if sample["prompt"]}
-    faults = [f"{pair.target} has no control" for pair in count.pairs if not pair.controls]
-    faults += [
-        f"{pair.target} has no caption"
-        for pair in count.pairs
-        if not pair.captions and pair.target not in captioned
-    ]
-    faults += [f"{sample['id']} has no control" for sample in e.samples if not sample["controls"]]
-    faults += [f"{path} belongs to no target" for path in count.strays]
-    faults = list(dict.fromkeys(faults))
+    """Each target, or row of a listing, has a caption and what controls its kind asks for; nothing is left over."""
+    data, seen = e.data.get(), e.seen.get()
+    paired = any(sample["controls"] for sample in e.samples)
+    faults = [*missing_partners(e.pairs), *seen.strays, *left_out(data, seen, _usable)]
+    bare = any("control" in located.pair.missing() for located in e.pairs)
     return verdict_of(
         not faults,
-        listing(faults) or f"{len(count.pairs)} pairs, all complete",
+        listing(faults)
+        or f"{len(e.pairs)} {'pairs' if paired else 'pictures without controls'}, all complete",
         expected=0,
         observed=len(faults),
         unit="partners missing",
+        remedy=CONTROL_NEEDED if bare and not paired else None,
     )
 
 
@@ -173,7 +199,7 @@ def images_decode(e: Dataset) -> Finding:
     """Images decoded in full: all up to 64, else an even sample of 64, and all that the manifest left out."""
     seen = e.seen.get()
     faults = [f"{path} {reason}" for path, reason in seen.undecodable.items() if reason != "is missing"]
-    total = len({path for sample in e.samples for path in image_paths(sample)})
+    total = len(e.recorded_sizes())
     return verdict_of(
         not faults,
         listing(faults) or f"{len(seen.pictures)} decoded of {total} images",
@@ -192,19 +218,18 @@ def images_decode(e: Dataset) -> Finding:
     why="the caption is what the edit will be asked by; a garbled one teaches the wrong thing",
 )
 def captions_usable(e: Dataset) -> Finding:
-    """Captions are UTF-8, not empty, without replacement characters, and are the prompts of the manifest."""
-    seen = e.seen.get()
-    faults = [f"{path} {reason}" for path, reason in seen.unreadable.items()]
-    faults += [f"{path} is empty" for path, text in seen.captions.items() if not text.strip()]
+    """Captions are text, not empty, nothing lost in decoding, and with their settings the manifest's prompts."""
+    faults = [f"{located.caption} {located.unreadable}" for located in e.pairs if located.unreadable]
+    faults += [f"{located.caption} is empty" for located in e.pairs if _wordless(located)]
+    texts = {id(located.sample): located for located in e.pairs}
     for sample in e.samples:
-        caption, prompt = sample["caption"], sample["prompt"]
-        text = seen.captions.get(caption["path"]) if caption else None
-        if not prompt.strip() and (text is None or text.strip()):
+        located, told = texts.get(id(sample)), [sample["prompt"], *sample["alternatives"]]
+        if not sample["prompt"].strip() and not (located and _wordless(located)):
             faults.append(f"{sample['id']} has an empty prompt")
-        elif "\ufffd" in prompt:
+        elif any("\ufffd" in text for text in told):
             faults.append(f"{sample['id']} has characters that were lost in decoding")
-        elif text is not None and prompt.split() != text.split():
-            faults.append(f"{sample['id']} has another prompt than its caption file")
+        elif located and located.prompts and not _same(told, located.prompts):
+            faults.append(f"{sample['id']} has another prompt than its caption")
     return verdict_of(
         not faults,
         listing(faults) or f"{len(e.samples)} captions",
@@ -212,6 +237,14 @@ def captions_usable(e: Dataset) -> Finding:
         observed=len(faults),
         unit="captions",
     )
+
+
+def _wordless(located: Located) -> bool:
+    return bool(located.caption) and not located.prompts and not located.unreadable
+
+
+def _same(told: Sequence[str], expected: Sequence[str]) -> bool:
+    return len(told) == len(expected) and all(map(same, told, expected))
 
 
 @CHECKS.check(
@@ -224,12 +257,7 @@ def captions_usable(e: Dataset) -> Finding:
 )
 def sizes_usable(e: Dataset) -> Finding:
     """The short side and the aspect of each image, as decoded here or else as recorded."""
-    sizes = {
-        image["path"]: _recorded_size(image)
-        for sample in e.samples
-        for image in (sample["target"], *sample["controls"])
-    }
-    sizes |= e.seen.get().pictures
+    sizes = e.recorded_sizes() | e.seen.get().pictures
     faults = [
         f"{path} has {picture.width}x{picture.height} pixels"
         for path, picture in sorted(sizes.items())
@@ -262,21 +290,22 @@ def _usable(picture: Picture) -> bool:
     why="step 08 compares base and adapter on pictures that the adapter was not trained on",
 )
 def holdout_reserved(e: Dataset) -> Finding:
-    """The number of held-out samples, and whether a held-out target is trained on under another name."""
-    train, holdout = e.split("train"), e.split("holdout")
+    """The number of held-out samples, whether one's target is trained on, or is of a regularisation set."""
+    train, holdout, always = e.split("train"), e.split("holdout"), e.regularisation
     trained = {sample["target"]["sha256"]: sample["id"] for sample in train}
     shared = [
         f"{sample['id']} is the same picture as {trained[sample['target']['sha256']]}"
         for sample in holdout
         if sample["target"]["sha256"] in trained
     ]
+    misplaced = [f"{s['id']} is of a regularisation set" for s in holdout if s["source"] in always]
     advice = ""
     if len(holdout) < HOLDOUT_ADVISED and len(e.samples) >= HOLDOUT_ADVISED_FROM:
         advice = f" ({HOLDOUT_ADVISED} are advised)"
     return verdict_of(
-        len(holdout) >= HOLDOUT_MIN and not shared,
-        listing(shared) or f"{len(holdout)} held out{advice}",
-        expected=f"at least {HOLDOUT_MIN}, none of them trained on",
+        len(holdout) >= HOLDOUT_MIN and not shared and not misplaced,
+        listing(shared + misplaced) or f"{len(holdout)} held out{advice}",
+        expected=f"at least {HOLDOUT_MIN}, none of them trained on or of a regularisation set",
         observed={"held_out": len(holdout), "also_trained_on": len(shared)},
         remedy="remove the copy named from the dataset, then finetune dataset" if shared else None,
     )

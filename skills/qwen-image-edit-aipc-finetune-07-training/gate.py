@@ -10,6 +10,7 @@ from gates.verdict import Check, EvidenceRef
 
 SMOKE_STEPS_MAX = 10  # the seed's 5 to 10; more is a run of its own
 PROBE_PAIRS_MIN = 8  # below that a t statistic says little
+LEFT_OUT_MAX = 0.01  # of the steps: a rare overflow is harmless where its update is left out
 LOSS_DROP_MIN = 0.02  # of the probe's mean; a run that learned nothing stays within a thousandth
 LOSS_T_MIN = 3.0  # one-sided: by chance alone once in some 700 runs
 ADAPTER_SHARE_MAX = 0.25  # of the base in bf16; rank 16 takes 0.2 % of the 20B model, a merged base 100 %
@@ -188,17 +189,19 @@ def first_step_completed(e: RunEvidence) -> Finding:
     why="one NaN spreads into every weight of the adapter",
 )
 def loss_finite(e: RunEvidence) -> Finding:
-    """loss and grad_norm of every step; null, NaN and infinity are not finite."""
+    """loss and grad_norm of every step; NaN, infinity and null are not finite. Steps left out: at most 1 in 100."""
     lines = e.run.get().metrics.get()
+    left_out = [line for line in lines if line.get("skipped")]
+    few = len(left_out) <= len(lines) * LEFT_OUT_MAX and not (lines and lines[-1].get("skipped"))
     bad = [
         f"step {line['step']}: {name} {line[name]}"
         for line in lines
         for name in ("loss", "grad_norm")
-        if not finite(line[name])
+        if not finite(line[name]) and not (few and line.get("skipped"))
     ]
     return verdict_of(
         bool(lines) and not bad,
-        listing(bad) or f"{len(lines)} steps",
+        listing(bad) or f"{len(lines)} steps, {len(left_out)} left out as not finite",
         expected=0,
         observed=len(bad) if lines else "no steps",
         unit="values",
@@ -294,7 +297,7 @@ def checkpoints_on_schedule(e: RunEvidence) -> Finding:
     """Saves of the lineage against the planned steps; those not pruned lie on disk with their digests."""
     run = e.run.get()
     faults, saved = judging.schedule_faults(run), judging.saved_steps(run)
-    kept, planned = len(run.checkpoints.get()), run.record["planned_checkpoints"]
+    kept, planned = len(run.checkpoints.get()), sorted(run.planned_checkpoints.get())
     return verdict_of(
         bool(kept) and not faults,
         listing(faults) or f"{len(saved)} written, {len(saved) - kept} pruned",

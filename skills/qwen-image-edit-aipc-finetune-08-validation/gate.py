@@ -124,16 +124,17 @@ def all_samples_rendered(e: Validation) -> Finding:
         faults += differences(e.root, recorded)
     if faults:
         return failed(listing(faults), expected=len(wanted), observed=len(done), unit="samples")
-    size = tuple(e.settings.get()["data"]["processor"]["target_size"])
+    asked = {entry.id: tuple(entry.document["sizes"]["target"]) for entry in e.cached.get() if entry.document}
     wrong = [
-        f"{name}: {kind} is {s}"
+        f"{name}: {kind} is {s[0]}x{s[1]}, the cache was made for {asked[name][0]}x{asked[name][1]}"
         for name, f in e.facts.items()
         for kind, s in f.sizes.items()
-        if s != size and kind in VARIANTS
+        if name in asked and s != asked[name] and kind in VARIANTS
     ]
+    sizes = sorted({f"{height}x{width}" for height, width in asked.values()})
     return verdict_of(
         bool(wanted) and not wrong,
-        listing(wrong) or f"{len(done)} samples of {size[0]}x{size[1]}",
+        listing(wrong) or f"{len(done)} samples of {', '.join(sizes)}",
         expected=len(wanted),
         observed=len(done),
         unit="samples",

@@ -161,7 +161,12 @@ def test_external_dataset_and_model(made: Any) -> None:
     local = {"external": {"dataset": str(outside)}}
     (made.root / ".gates/local.json").write_text(json.dumps(local), encoding="utf-8")
     made.edit(".gates/target.json", lambda d: d.update(dataset="external:dataset"))
-    made.edit(made.evidence("02-dataset"), lambda d: d["data"].update(root="external:dataset"))
+
+    def move(document: Any) -> None:
+        document["data"]["root"] = "external:dataset"
+        document["data"]["sources"][0].update(root="external:dataset", origin="external:dataset")
+
+    made.edit(made.evidence("02-dataset"), move)
     assert {v.outcome for v in _judge(made)} == {"passed"}
     (made.root / ".gates/local.json").write_text("{}", encoding="utf-8")
     assert _judge(made)[1].outcome == "error"

@@ -86,7 +86,7 @@ class Made:
     def rescan(self) -> None:
         """Let the dataset's digest be that of its listed samples, in all that names it."""
         document = json.loads(self.evidence("02-dataset").read_text(encoding="utf-8"))
-        digest = dataset_digest(document["data"]["samples"])
+        digest = dataset_digest(document["data"])
         document["data"]["dataset_digest"] = digest
         write_json(self.evidence("02-dataset"), document)
         self.edit(self.evidence("04-plan"), lambda d: d["data"].update(dataset_digest=digest))
@@ -123,11 +123,8 @@ def healthy(root: Path, device: str = "cpu") -> Made:
     _model(root / "models" / "base")
     samples = _dataset(made)
     config = _config(made)
-    digest = dataset_digest(samples)
-    data = {
-        "root": "data", "layout": "folders", "holdout_rule": "lowest sha256", "dataset_digest": digest,
-        "samples": samples, "dropped": [], "warnings": [],
-    }  # fmt: skip
+    data = dataset_data("data", samples)
+    digest = data["dataset_digest"]
     _evidence(made, "01-host", host_data(device))
     _evidence(made, "02-dataset", data)
     _evidence(made, "03-environment", environment_data(device))
@@ -219,6 +216,26 @@ def _model(folder: Path) -> None:
     write_base(folder)
 
 
+SETTINGS: dict[str, Any] = {
+    "resolution": None, "enable_bucket": None, "bucket_no_upscale": None, "control_resolution": None,
+    "no_resize_control": None, "batch_size": None, "views": 1, "weight": None, "max_samples": None,
+    "regularisation": False, "trigger_word": "", "caption_lines": False,
+}  # fmt: skip
+
+
+def dataset_data(root: str, samples: list[dict[str, Any]]) -> dict[str, Any]:
+    """Evidence 02-dataset of a folder in the recipe's layout."""
+    source = {
+        "name": "dataset", "kind": "folders", "root": root, "origin": root, "files": [],
+        "settings": dict(SETTINGS), "dropped": 0,
+    }  # fmt: skip
+    data = {
+        "root": root, "layout": "folders", "dataset_file": None, "sources": [source],
+        "holdout_rule": "lowest sha256", "samples": samples, "dropped": [], "warnings": [],
+    }  # fmt: skip
+    return {**data, "dataset_digest": dataset_digest(data)}
+
+
 def _dataset(made: Made) -> list[dict[str, Any]]:
     samples = []
     for index in range(SAMPLES):
@@ -235,8 +252,10 @@ def _dataset(made: Made) -> list[dict[str, Any]]:
         samples.append(
             {
                 "id": stem,
+                "source": "dataset",
                 "split": "holdout" if index < HOLDOUT else "train",
                 "prompt": prompt,
+                "alternatives": [],
                 "mask": None,
                 "caption": file_record(made.dataset, caption),
                 "target": image_record(made.dataset, paths["target"]),
@@ -430,8 +449,9 @@ def _evidence(made: Made, name: str, data: dict[str, Any], config: dict[str, Any
 
 def _cache(made: Made, samples: list[dict[str, Any]], digest: str) -> dict[str, Any]:
     settings = {
-        "family": "qwen-image-edit", "template_version": "1", "encoders": {},
-        "processing": {"target_size": [32, 48], "controls_size": [32, 48], "vl_pixels": None},
+        "family": "qwen-image-edit", "template_version": "1",
+        "encoders": {name: {"fingerprint": "0" * 64, "dtype": "fp32"} for name in ("text_encoder", "vae")},
+        "processing": {"vl_pixels": 1024, "background": [255, 255, 255], "max_prompt_tokens": 1024},
     }  # fmt: skip
     entries = [cache_entry(made.root / "cache", sample, settings) for sample in samples]
     manifest = {
@@ -454,9 +474,12 @@ def cache_entry(
     """Write one entry, with what is given beside the usual; returns what the manifest lists of it."""
     beside = tensors or {}
     document = {
-        "schema": "cache-key/1", "settings": settings, "prompt": sample["prompt"], "negative_prompt": None,
-        "target": sample["target"]["sha256"], "mask": None, "empty_prompt": False,
-        "controls": [control["sha256"] for control in sample["controls"]], **(document or {}),
+        "schema": "cache-key/2", "settings": settings, "prompt": sample["prompt"], "negative_prompt": None,
+        "target": sample["target"]["sha256"], "mask": None, "empty_prompt": False, "alternatives": [],
+        "controls": [control["sha256"] for control in sample["controls"]],
+        "sizes": {"target": [32, 48], "controls": [[32, 48] for _ in sample["controls"]]},
+        "boxes": {"target": [0, 0, 48, 32], "controls": [[0, 0, 48, 32] for _ in sample["controls"]]},
+        **(document or {}),
     }  # fmt: skip
     key = document_digest(document)
     folder = cache / key[:16]
@@ -470,9 +493,8 @@ def cache_entry(
     save_file(tensors, folder / "tensors.safetensors")
     listed = {"key": key, "files": recorded(folder)}
     shapes = {name: {"shape": list(tensor.shape), "dtype": "float32"} for name, tensor in tensors.items()}
-    write_json(
-        folder / "entry.json", {"schema": "cache-entry/1", "document": document, "tensors": shapes, **listed}
-    )
+    told = {"schema": "cache-entry/1", "document": document, "tensors": shapes, "notes": []}
+    write_json(folder / "entry.json", {**told, **listed})
     return {**listed, "id": sample["id"], "split": sample["split"], "folder": key[:16]}
 
 

@@ -23,8 +23,11 @@ def _document(made: Any) -> dict[str, Any]:
 def _data(change: Callable[[dict[str, Any]], Any]) -> Callable[[Any], None]:
     """A fault in the evidence, its dataset digest put right again."""
 
+    def edit(document: dict[str, Any]) -> None:
+        change(document["data"])
+
     def spoil(made: Any) -> None:
-        made.edit(made.evidence("02-dataset"), lambda document: change(document["data"]))
+        made.edit(made.evidence("02-dataset"), edit)
         made.rescan()
 
     return spoil
@@ -73,12 +76,17 @@ def _truncate(made: Any) -> None:
     _again(made)
 
 
+def _note(data: dict[str, Any], path: str, reason: str) -> None:
+    data["dropped"].append({"path": path, "reason": reason})
+    data["sources"][0]["dropped"] += 1
+
+
 def _drop(made: Any) -> None:
     """As the runtime does with a sample that it can't read: out of the samples, into `dropped`."""
 
     def change(data: dict[str, Any]) -> None:
         data["samples"] = [sample for sample in data["samples"] if sample["id"] != "s05"]
-        data["dropped"] = [{"path": TARGET, "reason": "can't be read"}]
+        _note(data, TARGET, "can't be read")
 
     (made.dataset / TARGET).write_bytes(b"no picture")
     _data(change)(made)
@@ -87,7 +95,7 @@ def _drop(made: Any) -> None:
 def _drop_for_partner(made: Any) -> None:
     def change(data: dict[str, Any]) -> None:
         data["samples"] = [sample for sample in data["samples"] if sample["id"] != "s05"]
-        data["dropped"] = [{"path": TARGET, "reason": "no control"}]
+        _note(data, TARGET, "no control")
 
     (made.dataset / CONTROL).unlink()
     _data(change)(made)
@@ -109,6 +117,18 @@ def _few(data: dict[str, Any]) -> None:
 def _no_holdout(data: dict[str, Any]) -> None:
     for sample in data["samples"]:
         sample["split"] = "train"
+
+
+def _no_controls(made: Any) -> None:
+    """As somebody who wants text-to-image gives it; every sample loses its control in the manifest, too."""
+    shutil.rmtree(made.dataset / "control_images")
+
+    def change(data: dict[str, Any]) -> None:
+        for sample in data["samples"]:
+            sample["controls"] = []
+        data["samples"].pop()  # and one that nobody mentions
+
+    _data(change)(made)
 
 
 def _move_targets(made: Any) -> None:
@@ -193,6 +213,44 @@ FAULTS: dict[str, tuple[Callable[[Any], Any], set[str]]] = {
     "prompt is not the caption": (_data(lambda d: _sample(d).update(prompt="another")), {"captions-usable"}),
     "31 pixels": (_picture(TARGET, 31, 64), {"sizes-usable"}),
     "a ribbon": (_picture(CONTROL, 40, 400), {"sizes-usable"}),
+    "dropped and nothing wrong with it": (
+        _data(lambda d: (d["samples"].remove(_sample(d)), _note(d, TARGET, "not wanted"))),
+        {"pairs-complete"},
+    ),
+    "dropped without being counted": (
+        _data(lambda d: d["dropped"].append({"path": "training_images/x.md", "reason": "no picture"})),
+        {"manifest-matches-files"},
+    ),
+    "no control at all": (_no_controls, {"pairs-complete", "manifest-matches-files"}),
+    "a further control is left out": (
+        lambda m: shutil.copy(m.dataset / CONTROL, m.dataset / "control_images/s05_control_1.png"),
+        {"manifest-matches-files"},
+    ),
+    "a mask is left out": (
+        lambda m: shutil.copy(m.dataset / CONTROL, m.dataset / "control_images/s05_mask.png"),
+        {"manifest-matches-files"},
+    ),
+    "a sample that is nowhere": (
+        _data(lambda d: _sample(d)["target"].update(path="control_images/s06.png")),
+        {"manifest-matches-files"},
+    ),
+    "a sample of no source": (_data(lambda d: _sample(d).update(source="other")), {"manifest-matches-files"}),
+    "samples beyond a max_samples that is not set": (
+        _data(lambda d: (d["samples"].remove(_sample(d)), _note(d, TARGET, "beyond max_samples, 13 of 14"))),
+        {"manifest-matches-files"},
+    ),
+    "settings that a folder doesn't state": (
+        _data(lambda d: d["sources"][0]["settings"].update(views=2)),
+        {"layout-recognised"},
+    ),
+    "a kind that a folder is not": (
+        _data(lambda d: d["sources"][0].update(kind="directory")),
+        {"layout-recognised"},
+    ),
+    "another folder than the dataset's": (
+        _data(lambda d: d["sources"][0].update(root="models", origin="models")),
+        {"layout-recognised"},
+    ),
     "nothing held out": (_data(_no_holdout), {"holdout-reserved"}),
     "held out and trained on": (_copy_into_train, {"holdout-reserved", "no-duplicates"}),
 }
@@ -245,16 +303,33 @@ def test_one_caption_for_all_is_told_and_passes(made: Any, judge: Any) -> None:
     assert next(c for c in verdict.checks if c.id == "captions-varied").status == "info"
 
 
-def test_further_controls_and_masks_belong_to_their_target(made: Any) -> None:
-    from gates.datasets import count
+def test_no_control_at_all_is_told_both_ways_out(made: Any, judge: Any) -> None:
+    _no_controls(made)
+    verdict = judge(made, "02")
+    remedy = next(check.remedy for check in verdict.checks if check.id == "pairs-complete")
+    assert "control_images/" in remedy and "image_directory" in remedy and "finetune dataset" in remedy
 
-    for name in (
-        "control_images/s05_control_2.png",
-        "training_images/s05_control_1.png",
-        "control_images/s05_mask.png",
-    ):
-        shutil.copy(made.dataset / CONTROL, made.dataset / name)
-    counted = count(made.dataset)
-    pair = next(pair for pair in counted.pairs if pair.target == TARGET)
-    assert len(counted.pairs) == 14 and not counted.strays
-    assert pair.controls == (CONTROL, "control_images/s05_control_2.png", "training_images/s05_control_1.png")
+
+def test_a_capped_dataset_passes(made: Any, judge: Any, assert_turned: Any) -> None:
+    """Of a JSON dataset file: what is beyond max_samples is left out, and not even opened."""
+
+    def change(data: dict[str, Any]) -> None:
+        source = data["sources"][0]
+        source["name"] = "data"
+        source["settings"]["max_samples"] = 12
+        for sample in data["samples"]:
+            sample.update(id=f"data/{sample['id']}", source="data")
+        for sample in data["samples"][12:]:
+            _note(data, f"data/{sample['target']['path']}", "beyond max_samples, 12 of 14 are taken")
+        del data["samples"][12:]
+        record = {"path": "sets.json", "size": file.stat().st_size, "sha256": file_digest(file)}
+        data.update(layout="toml", root="sets.json", dataset_file=record)
+
+    file = made.root / "sets.json"
+    file.write_text(json.dumps({"datasets": [{"folder": "data", "max_samples": 12}]}), encoding="utf-8")
+    (made.dataset / "training_images/s13.png").write_bytes(b"no picture")
+    made.edit(".gates/target.json", lambda d: d.update(dataset="sets.json"))
+    _data(change)(made)
+    assert_turned(judge(made, "02"))
+    _data(lambda d: (d["samples"].pop(), d["sources"][0].update(dropped=2)))(made)
+    assert_turned(judge(made, "02"), fail={"manifest-matches-files"})

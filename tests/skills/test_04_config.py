@@ -12,6 +12,14 @@ def _config(change: Callable[[dict[str, Any]], Any]) -> Callable[[Any], None]:
     return lambda made: made.edit_config(change)
 
 
+def _prompt_file(line: str) -> Callable[[Any], None]:
+    def write(made: Any) -> None:
+        (made.root / "p.txt").write_text(line, encoding="utf-8")
+        made.edit_config(lambda c: c.update(validation={"prompt_file": "p.txt"}))
+
+    return write
+
+
 def _text(old: str, new: str) -> Callable[[Any], None]:
     """A change of the text of config.yaml; the plan is not made anew."""
 
@@ -72,6 +80,22 @@ FAULTS: dict[str, tuple[Callable[[Any], Any], set[str]]] = {
     "a sample image that isn't there": (
         _config(lambda c: c.update(validation={"samples": [{"prompt": "x", "images": ["no.png"]}]})),
         {"paths-exist"},
+    ),
+    "a sample of another multiple": (
+        _config(
+            lambda c: c.update(
+                validation={"samples": [{"prompt": "x", "images": ["config.yaml"], "size": [64, 50]}]}
+            )
+        ),
+        {"size-multiple"},
+    ),
+    "a prompt file with an image that isn't there": (
+        _prompt_file("x --ci no.png"),
+        {"paths-exist"},
+    ),
+    "a prompt file with a size of another multiple": (
+        _prompt_file("x --ci config.yaml --w 64 --h 50"),
+        {"size-multiple"},
     ),
     "no dataset evidence": (
         lambda m: m.evidence("02-dataset").unlink(),
@@ -203,5 +227,26 @@ def test_a_hub_id_that_the_target_names_passes(made: Any, judge: Any) -> None:
 
 
 def test_a_prompt_may_hold_brackets(made: Any, judge: Any) -> None:
-    made.edit_config(lambda c: c.update(validation={"negative_prompt": "TODO <3"}))
+    sample = {"prompt": "<3", "images": ["config.yaml"], "negative_prompt": "TODO <3"}
+    made.edit_config(lambda c: c.update(validation={"negative_prompt": "TODO <3", "samples": [sample]}))
     assert judge(made, "04").passes
+
+
+def test_a_prompt_file_that_is_gone_fails_and_one_that_is_wrong_is_an_error(
+    made: Any, judge: Any, assert_turned: Any
+) -> None:
+    _prompt_file("x --l 4 --ci config.yaml")(made)
+    verdict = judge(made, "04")
+    assert_turned(verdict, error={"paths-exist"})
+    (made.root / "p.txt").unlink()
+    gone = judge(made, "04")
+    assert_turned(gone, fail={"paths-exist"})
+    checks = [next(c for c in item.checks if c.id == "paths-exist") for item in (verdict, gone)]
+    assert [check.message[:18] for check in checks] == ["p.txt line 1: --l:", "p.txt: is missing"]
+    assert all("validation.prompt_file" in check.remedy for check in checks)
+
+
+def test_a_prompt_file_that_is_whole_is_an_input_of_the_verdict(made: Any, judge: Any) -> None:
+    _prompt_file("x --ci config.yaml --w 64 --h 48")(made)
+    verdict = judge(made, "04")
+    assert verdict.passes and "p.txt" in {item.path for item in verdict.inputs}

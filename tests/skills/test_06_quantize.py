@@ -448,3 +448,20 @@ def _only_06(root: Path) -> Callable[..., int]:
     from gates.workspace import Workspace
 
     return lambda line: chain.judge(registry.load("06"), Workspace.open(root)).whole.exit_code
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ("transformer", "text_encoder")),
+        ({"quantize": "none"}, ("text_encoder",)),
+        ({"transformer_weight": "dit.safetensors"}, ("text_encoder",)),
+        ({"transformer_weight": "dit.safetensors", "quantize_text_encoder": "none"}, ()),
+    ],
+)
+def test_what_the_config_wants_made(changes: dict[str, Any], expected: tuple[str, ...]) -> None:
+    """A denoiser that config.yaml replaces is quantized while loading; step 06 has nothing to make of it."""
+    from gates import quantized
+
+    model = {"quantize": "auto", "quantize_text_encoder": "auto", "transformer_weight": None}
+    assert quantized.wanted({"model": {**model, **changes}}) == expected

@@ -253,9 +253,41 @@ def test_an_entry_of_another_prompt(made: Any, workspaces: Any, judge: Any, asse
     assert_turned(judge(made, "07"), fail={"cache/cache-matches-config"})
 
 
-def test_a_cache_of_another_size(made: Any, workspaces: Any, judge: Any, assert_turned: Any) -> None:
-    _rebuild(made, workspaces, lambda dataset, s: s["processing"].update(target_size=[64, 64]))
-    assert_turned(judge(made, "07"), fail={"cache/cache-matches-config"})
+SETTINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "another background": lambda c: c["data"]["processor"].update(background=[0, 0, 0]),
+    "another limit of tokens": lambda c: c["data"].update(max_prompt_tokens=64),
+    "another precision of the text encoder": lambda c: c.update(
+        cache={"use_cache": True, "dtypes": {"text_encoder": "bf16"}}
+    ),
+    "a larger view of the control": lambda c: c["data"]["processor"].update(vl_pixels=4096),
+}
+SIZES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "another size": lambda c: c["data"]["processor"].update(target_size=[64, 64]),
+    "another size of controls": lambda c: c["data"]["processor"].update(controls_size=[64, 64]),
+    "buckets": lambda c: c["data"]["processor"].update(target_size=[96, 96], enable_bucket=True),
+    "controls by area": lambda c: c["data"]["processor"].update(
+        controls_size=[96, 96], controls_resize="area"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*SETTINGS, *SIZES])
+def test_a_cache_of_another_config(name: str, made: Any, judge: Any) -> None:
+    made.edit_config({**SETTINGS, **SIZES}[name])
+    check = next(c for c in judge(made, "07").checks if c.id == "cache-matches-config")
+    assert check.status == "fail" and check.remedy == "finetune cache"
+    assert "configured" in check.message
+    if name in SIZES:
+        assert "32x48+32x48 in the cache" in check.message
+
+
+@pytest.mark.parametrize("stated", [{"resolution": [64, 64]}, {"control_resolution": [96, 96]}])
+def test_what_the_dataset_file_says_counts_before_the_config(
+    stated: dict[str, Any], made: Any, judge: Any
+) -> None:
+    made.edit(made.evidence("02-dataset"), lambda d: d["data"]["sources"][0]["settings"].update(stated))
+    check = next(c for c in judge(made, "07").checks if c.id == "cache-matches-config")
+    assert check.status != "pass"
 
 
 # ---- runs
