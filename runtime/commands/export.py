@@ -1,6 +1,7 @@
 """finetune export --format diffusers|comfyui|kohya [--checkpoint best|last|PATH] [--out FILE]"""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -53,6 +54,8 @@ def write(source: Path, path: Path, form: str) -> None:
     with safe_open(source, "pt") as handle:
         metadata = json.loads((handle.metadata() or {})["lora_adapter_metadata"])
     rank, alpha = metadata["transformer.r"], metadata["transformer.lora_alpha"]
+    if metadata.get("transformer.use_rslora"):
+        alpha *= math.sqrt(rank)  # other tools know alpha / r only
     tensors = naming.exported(load_file(source), alpha, form)
     described = {"ss_network_dim": str(rank), "ss_network_alpha": str(alpha), "format": "pt"}
     files.write_with(path, lambda temporary: save_file(tensors, temporary, metadata=described))

@@ -8,8 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 from runtime import cli
+from runtime.commands import export
+from runtime.config.model import Lora
 from runtime.families.qwen_image_edit import QwenImageEdit
-from runtime.training import naming, trainables
+from runtime.training import adapter_file, naming, trainables
 
 
 @pytest.fixture
@@ -79,6 +81,24 @@ def test_names(lab: Any, run: Any) -> None:
         tensors = load_file(lab.root / "exports" / f"edit-lora-{form}.safetensors")
         assert names <= tensors.keys() and len(tensors) == 2 * 4 * 3
         assert {float(t) for n, t in tensors.items() if n.endswith(".alpha")} == {8.0}
+
+
+@pytest.mark.parametrize("form", naming.FORMATS)
+@pytest.mark.parametrize("rslora", [False, True])
+def test_a_rank_stabilised_scale_is_kept(nano: Path, tmp_path: Path, form: str, rslora: bool) -> None:
+    """alpha / sqrt(r) is told to tools that know alpha / r only."""
+    denoiser = QwenImageEdit().load_denoiser(nano, device="cpu", dtype=torch.float32, quantize="none")
+    adapter = trainables.add_adapter(denoiser, Lora(r=4, lora_alpha=6, use_rslora=rslora), seed=1)
+    generator = torch.Generator().manual_seed(2)
+    for parameter in adapter.parameters():
+        parameter.data.normal_(std=0.2, generator=generator)
+    adapter.save(tmp_path)
+    export.write(tmp_path / trainables.WEIGHTS, tmp_path / "out.safetensors", form)
+    found = adapter_file.read_adapter(tmp_path / "out.safetensors", adapter_file.linears(denoiser))
+    assert {factors.scale for factors in found.modules.values()} == {3.0 if rslora else 1.5}
+    wanted = _difference(nano, tmp_path / trainables.WEIGHTS)
+    assert wanted.abs().max() > 1e-3
+    torch.testing.assert_close(_difference(nano, tmp_path / "out.safetensors"), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_an_existing_file_is_kept(lab: Any, run: Any, capsys: Any) -> None:
