@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 
 from runtime import device
 from runtime.config.model import Lora
-from runtime.errors import ConfigError, UserError
-from runtime.training import draws
+from runtime.config.targets import is_pattern, matching
+from runtime.errors import UserError
+from runtime.training import draws, layers, naming
 
 WEIGHTS = "pytorch_lora_weights.safetensors"
 STATE = "model.safetensors"
@@ -21,7 +23,7 @@ STATE = "model.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """LoRA layers inside `denoiser`, fp32 whatever the base's precision."""
+    """LoRA layers inside `denoiser`: fp32 whatever the base's precision, applied in that of their input."""
 
     denoiser: Any
     config: Lora
@@ -29,13 +31,16 @@ class Adapter:
 
     @property
     def scale(self) -> float:
-        return self.config.lora_alpha / self.config.r
+        """By which the adapter's output is multiplied."""
+        rank = math.sqrt(self.config.r) if self.config.use_rslora else self.config.r
+        return self.config.lora_alpha / rank
 
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for _, parameter in self.named_parameters()]
 
     def named_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return [(n, p) for n, p in self.denoiser.named_parameters() if p.requires_grad]
+        named = self.denoiser.named_parameters()
+        return [(naming.plain(name), p) for name, p in named if p.requires_grad]
 
     @contextlib.contextmanager
     def disabled(self) -> Iterator[None]:
@@ -51,12 +56,15 @@ class Adapter:
 
     @contextlib.contextmanager
     def zeroed(self) -> Iterator[None]:
-        """The adapter with every lora_B at zero, which adds nothing, for as long as the block runs."""
-        kept = [(p, p.detach().clone()) for name, p in self.named_parameters() if ".lora_B." in name]
+        """The adapter with every lora_B at zero and DoRA's lengths those of the base, which adds nothing."""
+        kept = [(p, p.detach().clone()) for name, p in self.named_parameters() if ".lora_A." not in name]
         try:
             with torch.no_grad():
-                for parameter, _ in kept:
-                    parameter.zero_()
+                for name, parameter in self.named_parameters():
+                    if ".lora_B." in name:
+                        parameter.zero_()
+            for magnitude in layers.magnitudes(self.denoiser):
+                magnitude.reset()
             yield
         finally:
             with torch.no_grad():
@@ -75,7 +83,10 @@ class Adapter:
         plain = json.loads(json.dumps(metadata, default=_plain))
         QwenImageEditPipeline.save_lora_weights(
             folder,
-            transformer_lora_layers=get_peft_model_state_dict(self.denoiser, adapter_name=self.name),
+            transformer_lora_layers={
+                naming.plain(name): tensor
+                for name, tensor in get_peft_model_state_dict(self.denoiser, adapter_name=self.name).items()
+            },
             transformer_lora_adapter_metadata=plain,
             weight_name=WEIGHTS,
         )
@@ -103,29 +114,34 @@ def add_adapter(denoiser: Any, config: Lora, *, seed: int) -> Adapter:
     """Put a fresh adapter into `denoiser`: lora_A drawn on the CPU from `seed`, lora_B zero."""
     from peft import LoraConfig
 
-    # bitsandbytes' Linear4bit is an nn.Linear as well.
-    names = [name for name, module in denoiser.named_modules() if isinstance(module, nn.Linear)]
-    for target in config.target_modules:
-        if not any(name == target or name.endswith("." + target) for name in names):
-            known = sorted({n.rpartition("transformer_blocks.0.")[2] for n in names if "blocks.0." in n})
-            raise ConfigError(
-                f"model.lora.target_modules: no linear of the denoiser is called {target}; it has "
-                + ", ".join(known),
-                remedy="correct model.lora.target_modules in config.yaml",
-            )
     peft_config = LoraConfig(
         r=config.r,
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
         init_lora_weights=config.init_lora_weights,
-        target_modules=list(config.target_modules),
+        target_modules=_modules(denoiser, config),
+        use_dora=config.use_dora,
+        use_rslora=config.use_rslora,
     )
-    with device.seeded(draws.seed_of("adapter", seed)):
-        denoiser.add_adapter(peft_config)
     adapter = Adapter(denoiser=denoiser, config=config)
-    for parameter in adapter.parameters():
-        parameter.data = parameter.data.float()
+    with device.seeded(draws.seed_of("adapter", seed)):
+        denoiser.add_adapter(peft_config, adapter_name=adapter.name)
+    layers.keep_input_dtype(denoiser, adapter.name)
     return adapter
+
+
+def _modules(denoiser: Any, config: Lora) -> list[str]:
+    """For peft: names as they were given; presets and patterns as the linears that they mean."""
+    # bitsandbytes' Linear4bit is an nn.Linear as well, and so are the factors of an adapter that is there already.
+    names = [
+        name.removesuffix(".base_layer")
+        for name, module in denoiser.named_modules()
+        if isinstance(module, nn.Linear) and ".lora_" not in name
+    ]
+    wanted = config.target_modules
+    chosen = matching(names, wanted)
+    given = not isinstance(wanted, str) and not any(is_pattern(target) for target in wanted)
+    return list(wanted) if given else chosen
 
 
 def load_adapter(denoiser: Any, folder: Path) -> Adapter:
@@ -149,6 +165,8 @@ def load_adapter(denoiser: Any, folder: Path) -> Adapter:
         r=metadata["transformer.r"],
         lora_alpha=metadata["transformer.lora_alpha"],
         target_modules=tuple(sorted(targets)),
+        use_dora=metadata.get("transformer.use_dora", False),
+        use_rslora=metadata.get("transformer.use_rslora", False),
     )
     adapter = add_adapter(denoiser, config, seed=0)
     tensors = {_training_name(n): t for n, t in load_file(folder / WEIGHTS).items()}
@@ -168,9 +186,11 @@ def load_adapter(denoiser: Any, folder: Path) -> Adapter:
 
 
 def _training_name(published: str) -> str:
-    """`transformer.x.lora_A.weight` to the parameter's name, `x.lora_A.default.weight`."""
-    stem, _, leaf = published.removeprefix("transformer.").rpartition(".")
-    return f"{stem}.default.{leaf}"
+    """`transformer.x.lora_A.weight` to the parameter's name, `x.lora_A.default.weight`.
+
+    peft writes `x.lora_magnitude_vector` without its leaf.
+    """
+    return f"{published.removeprefix('transformer.').removesuffix('.weight')}.default.weight"
 
 
 def _plain(value: Any) -> Any:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gates import prompt_file
+from gates.buckets import SIZE_MULTIPLES
 from gates.checks import Checks, Evidence, Finding, Gate, failed, listing, verdict_of
 from gates.evidence import Reading, attempt, dataset_digest, read_json
 from gates.schema import with_defaults
 from gates.verdict import Check, EvidenceRef
 from gates.workspace import Workspace, setting_problems
 
-# Pixels: the VAE shrinks by 8 and the denoiser joins 2x2 latents, in every family of these two.
-SIZE_MULTIPLES = {"qwen-image-edit": 16, "qwen-image-edit-plus": 16}
 PHASES = ("cache", "fit", "validate")  # what the plan must cover
 ROUNDING_GIB = 0.01  # components are recorded with two decimals or more
 
@@ -21,7 +21,7 @@ PLAN = ".gates/evidence/04-plan.json"
 MEND = "mend config.yaml, then finetune plan"
 _PLACEHOLDER = re.compile(r"\bTODO\b|\bFIXME\b|\bCHANGE_?ME\b|path/to|<[^<>]*>|\bYOUR[_-]", re.IGNORECASE)
 # Prompts are prose: a caption may well say "<3", and is no setting.
-_PROSE = re.compile(r"^validation\.(negative_prompt|samples\[\d+\]\.prompt)$")
+_PROSE = re.compile(r"^validation\.(samples\[\d+\]\.)?(negative_)?prompt$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,8 @@ class Configured(Evidence):
     """`folder` with model_index.json, `other` folder, `hub` id, or `nothing`"""
     images: dict[str, bool]
     """paths of validation.samples, and whether they are there"""
+    prompts: Reading[list[dict[str, Any]]]
+    """lines of validation.prompt_file"""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -55,6 +57,7 @@ def collect(workspace: Workspace) -> Configured:
         dataset=attempt(lambda: workspace.evidence("02-dataset")),
         model=attempt(lambda: _model(workspace, config.value or {})),
         images=_images(workspace, config.value or {}),
+        prompts=attempt(lambda: _prompts(workspace, config.value or {})),
         inputs=tuple(workspace.inputs.values()),
     )
 
@@ -76,6 +79,11 @@ def _images(workspace: Workspace, config: dict[str, Any]) -> dict[str, bool]:
     lists = [item.get("images", []) for item in samples if isinstance(item, dict)] if samples else []
     names = [name for images in lists if isinstance(images, list) for name in images if isinstance(name, str)]
     return {name: _is_file(attempt(lambda name=name: workspace.resolve(name))) for name in names}  # type: ignore[misc]
+
+
+def _prompts(workspace: Workspace, config: dict[str, Any]) -> list[dict[str, Any]]:
+    named = _get(config, "validation", "prompt_file")
+    return prompt_file.read(workspace, named) if isinstance(named, str) else []
 
 
 def _is_file(path: Reading[Path]) -> bool:
@@ -168,7 +176,7 @@ def cache_mandatory(e: Configured) -> Finding:
     why="a wrong path is found here in a second instead of after a long download or load",
 )
 def paths_exist(e: Configured) -> Finding:
-    """The model is a folder with model_index.json or the target's hub id; images of samples are there."""
+    """The model is a folder with model_index.json or the target's hub id; prompt file and images are there."""
     name, model = e.settings["model"]["pretrained_model_name_or_path"], e.model.get()
     absent = [path for path, there in e.images.items() if not there]
     if absent:
@@ -177,6 +185,14 @@ def paths_exist(e: Configured) -> Finding:
             expected=0,
             observed=len(absent),
             remedy="correct validation.samples in config.yaml, then finetune cache",
+        )
+    absent = [path.name for item in e.prompts.get() for path in item["paths"] if not path.is_file()]
+    if absent:
+        return failed(
+            f"validation.prompt_file: no image {listing(absent)}",
+            expected=0,
+            observed=len(absent),
+            remedy=prompt_file.REMEDY,
         )
     e.dataset.get()
     told = {
@@ -203,7 +219,7 @@ def paths_exist(e: Configured) -> Finding:
 def dataset_unchanged(e: Configured) -> Finding:
     """The digest in the plan, the one in the dataset's evidence, and that of its samples added up anew."""
     planned, dataset = e.plan.get()["dataset_digest"], e.dataset.get()
-    recorded, counted = dataset["dataset_digest"], dataset_digest(dataset["samples"])
+    recorded, counted = dataset["dataset_digest"], dataset_digest(dataset)
     told = "the plan was made for other samples" if planned != recorded else "one digest"
     return verdict_of(
         planned == recorded == counted,
@@ -254,7 +270,7 @@ def checkpoint_within_steps(e: Configured) -> Finding:
     why="other sizes leave half a patch, and latents of control and target that no longer agree",
 )
 def size_multiple(e: Configured) -> Finding:
-    """target_size and controls_size against the family's multiple, kept here and told by the plan."""
+    """Target, controls and prompts with a size of their own against the family's multiple, told by the plan too."""
     plan, processor = e.plan.get(), e.settings["data"]["processor"]
     multiple = SIZE_MULTIPLES.get(plan["family"])
     if multiple is None or plan["size_multiple"] != multiple:
@@ -264,10 +280,13 @@ def size_multiple(e: Configured) -> Finding:
             observed={plan["family"]: plan["size_multiple"]},
             remedy="finetune plan",
         )
-    sizes = {name: processor[name] for name in ("target_size", "controls_size") if processor[name]}
-    odd = [
-        f"data.processor.{name}: {size}" for name, size in sizes.items() if any(n % multiple for n in size)
-    ]
+    sizes = {f"data.processor.{n}": processor[n] for n in ("target_size", "controls_size") if processor[n]}
+    prompts = [
+        *e.settings["validation"]["samples"],
+        *(e.prompts.value or []),
+    ]  # an unreadable file is paths-exist's
+    sizes |= {f"prompt-{i}": item["size"] for i, item in enumerate(prompts) if item.get("size")}
+    odd = [f"{name}: {size}" for name, size in sizes.items() if any(n % multiple for n in size)]
     return verdict_of(
         not odd,
         listing(odd) or f"multiples of {multiple}",

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -6,13 +7,8 @@ import yaml
 
 from runtime.config.load import load_config
 from runtime.config.recommend import Value, recommend, recommended_steps, render, target_size
-from runtime.data import manifest
 from runtime.errors import DataError
 from runtime.memory import architecture
-
-
-def samples(make_dataset: Any, **kwargs: Any) -> tuple[manifest.Sample, ...]:
-    return manifest.build(make_dataset(**kwargs)).samples
 
 
 @pytest.mark.parametrize(
@@ -26,9 +22,9 @@ def samples(make_dataset: Any, **kwargs: Any) -> tuple[manifest.Sample, ...]:
     ],
 )
 def test_target_size_is_the_median_within_the_published_area(
-    make_dataset: Any, size: tuple[int, int], expected: tuple[int, int]
+    make_dataset: Any, read_dataset: Any, size: tuple[int, int], expected: tuple[int, int]
 ) -> None:
-    found, reason = target_size(samples(make_dataset, count=3, size=size), 16)
+    found, reason = target_size(read_dataset(make_dataset(count=3, size=size)).samples, 16)
     assert found == expected
     assert f"median {size[1]} x {size[0]}" in reason
 
@@ -41,10 +37,16 @@ def test_steps_follow_the_dataset(count: int, steps: int) -> None:
 @pytest.mark.parametrize(("real", "rate"), [(False, 1e-3), (True, 1e-4)])
 @pytest.mark.parametrize("steps", [None, 7])
 def test_recommended_config_loads_and_every_line_has_its_reason(
-    make_model: Any, make_dataset: Any, tmp_path: Path, real: bool, rate: float, steps: int | None
+    make_model: Any,
+    make_dataset: Any,
+    read_dataset: Any,
+    tmp_path: Path,
+    real: bool,
+    rate: float,
+    steps: int | None,
 ) -> None:
     base = architecture.read(make_model(real=real))
-    text = recommend(samples(make_dataset), base, model="external:model", device="cpu", steps=steps)
+    text = recommend(read_dataset(make_dataset()), base, model="external:model", device="cpu", steps=steps)
     path = tmp_path / "config.yaml"
     path.write_text(text, encoding="utf-8")
     config = load_config(path).config
@@ -58,9 +60,32 @@ def test_recommended_config_loads_and_every_line_has_its_reason(
     assert all("  # " in line for line in values)
 
 
-def test_no_training_sample_is_refused(make_model: Any) -> None:
+@pytest.mark.parametrize(
+    ("text", "size", "reason"),
+    [
+        ("", "[544, 960]", "the default of dataset files"),
+        ("resolution = [64, 32]", "[32, 64]", "as the dataset file says"),
+    ],
+)
+def test_a_dataset_files_own_size_stands_in_the_config(
+    make_model: Any, make_dataset: Any, read_dataset: Any, text: str, size: str, reason: str
+) -> None:
+    """musubi-tuner trains at 960 x 544 where a file says nothing, so its users' files mean that."""
+    root = make_dataset()
+    listed = root.parent / "sets.toml"
+    listed.write_text(
+        f'[general]\nbatch_size = 3\n{text}\n[[datasets]]\nfolder = "pairs"\n', encoding="utf-8"
+    )
+    found = recommend(read_dataset(listed), architecture.read(make_model()), model="m", device="cpu")
+    line = next(line for line in found.splitlines() if "target_size" in line)
+    assert size in line and reason in line
+    assert "batch_size: 3  # as the dataset file says" in found
+
+
+def test_no_training_sample_is_refused(make_model: Any, make_dataset: Any, read_dataset: Any) -> None:
+    empty = replace(read_dataset(make_dataset()), samples=())
     with pytest.raises(DataError) as caught:
-        recommend([], architecture.read(make_model()), model="m", device="cpu")
+        recommend(empty, architecture.read(make_model()), model="m", device="cpu")
     assert caught.value.remedy == "finetune dataset"
 
 

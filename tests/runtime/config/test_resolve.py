@@ -18,7 +18,7 @@ def test_no_auto_is_left(lab: Any) -> None:
     found = resolve(lab.workspace, lab.configure({"hardware.device": "auto"}).config)
     document = leaves(found.config.model_dump(mode="json"))
     assert "auto" not in document.values()
-    assert document["data.processor.controls_size"] == [64, 64]
+    assert document["cache.dtypes.text_encoder"] == document["cache.dtypes.vae"] == "fp32"
     assert document["data.processor.vl_pixels"] == 1024 * 1024
     for key, choice in found.choices.items():
         assert document[key] == choice.value and choice.reason
@@ -29,8 +29,8 @@ def test_what_was_given_stays(lab: Any) -> None:
         "model.quantize": "nf4",
         "train.mixed_precision": "bf16",
         "optimizer.class_path": "torch.optim.SGD",
-        "data.processor.controls_size": [32, 32],
         "data.processor.vl_pixels": 999,
+        "cache.dtypes.vae": "bf16",
         "cache.devices.vae": "cpu",
         "hardware.device": "cpu",
     }

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 
 from runtime.config.model import Lora
 from runtime.errors import ConfigError, UserError
-from runtime.families.base import conditioning_of
 from runtime.families.registry import load_family
 from runtime.training import trainables
 
@@ -36,24 +35,35 @@ def shake(adapter: trainables.Adapter) -> None:
 
 
 @pytest.fixture
-def ask(family: Any, prepared: Path) -> Any:
-    """The denoiser's answer to one fixed question, from the cache of the prepared workspace."""
-    from runtime.cache.store import Store
-
-    store = Store(prepared / "cache")
-    entry = next(e for e in store.manifest()["entries"] if e["id"] == "p0")
-    tensors = store.read(entry["folder"])
-    told = conditioning_of(tensors)
+def ask() -> Any:
+    """The denoiser's answer to one fixed question."""
+    generator = torch.Generator().manual_seed(7)
+    latents = torch.randn((1, 2 * 4 * 4, 64), generator=generator)
 
     def predict(denoiser: Any) -> torch.Tensor:
-        dtype = next(denoiser.parameters()).dtype if denoiser.dtype == torch.bfloat16 else torch.float32
+        texts = torch.randn((1, 9, denoiser.config.joint_attention_dim), generator=generator.manual_seed(8))
         with torch.no_grad():
-            answer: torch.Tensor = family.predict(
-                denoiser, tensors["target"][None].to(dtype), torch.tensor([0.5]), told.to("cpu", dtype)
-            )
-            return answer
+            answer: torch.Tensor = denoiser(
+                hidden_states=latents.to(denoiser.dtype),
+                encoder_hidden_states=texts.to(denoiser.dtype),
+                timestep=torch.tensor([0.5]).to(denoiser.dtype),
+                img_shapes=[[(1, 4, 4), (1, 4, 4)]],
+                return_dict=False,
+            )[0]
+        return answer
 
     return predict
+
+
+# Every shape that an adapter can have.
+KINDS = {
+    "plain": LORA,
+    "rslora": Lora(r=4, lora_alpha=8, use_rslora=True),
+    "dora": Lora(r=4, lora_alpha=8, use_dora=True),
+    "preset": Lora(r=4, lora_alpha=8, target_modules="all-linear"),
+    "pattern": Lora(r=4, lora_alpha=8, target_modules=("transformer_blocks.1.attn.*", "proj_out")),
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 def test_only_the_adapter_is_trained(family: Any, nano: Path) -> None:
@@ -72,11 +82,50 @@ def test_the_adapter_is_fp32_over_a_bf16_base(family: Any, nano: Path, quantize:
     assert {p.dtype for p in adapter.parameters()} == {torch.float32}
 
 
-def test_a_fresh_adapter_changes_nothing(family: Any, nano: Path, ask: Any) -> None:
-    denoiser = load(family, nano)
+@kinds
+@pytest.mark.parametrize("quantize", ["none", "nf4"])
+def test_a_fresh_adapter_changes_nothing(family: Any, nano: Path, ask: Any, kind: str, quantize: str) -> None:
+    denoiser = load(family, nano, quantize, torch.bfloat16)
     before = ask(denoiser)
-    trainables.add_adapter(denoiser, LORA, seed=1)
+    trainables.add_adapter(denoiser, KINDS[kind], seed=1)
     assert torch.equal(before, ask(denoiser))
+
+
+@kinds
+def test_a_zeroed_adapter_is_the_base_and_comes_back(family: Any, nano: Path, ask: Any, kind: str) -> None:
+    denoiser = load(family, nano)
+    base = ask(denoiser)
+    adapter = trainables.add_adapter(denoiser, KINDS[kind], seed=1)
+    shake(adapter)
+    trained = ask(denoiser)
+    assert not torch.equal(trained, base)
+    with adapter.zeroed():
+        assert torch.equal(ask(denoiser), base)
+    assert torch.equal(ask(denoiser), trained)
+
+
+@pytest.mark.parametrize(("kind", "scale"), [("plain", 8 / 4), ("dora", 8 / 4), ("rslora", 8 / 4**0.5)])
+def test_scale_is_the_one_that_is_applied(family: Any, nano: Path, kind: str, scale: float) -> None:
+    denoiser = load(family, nano)
+    adapter = trainables.add_adapter(denoiser, KINDS[kind], seed=1)
+    layer = denoiser.transformer_blocks[0].attn.to_q
+    assert adapter.scale == scale == layer.scaling["default"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("preset", {f"transformer_blocks.{i}.{n}" for i in (0, 1) for n in ("attn.to_out.0", "img_mod.1")}),
+        ("pattern", {"transformer_blocks.1.attn.to_add_out", "proj_out"}),
+    ],
+)
+def test_presets_and_patterns_reach_their_linears(
+    family: Any, nano: Path, kind: str, names: set[str]
+) -> None:
+    adapter = trainables.add_adapter(load(family, nano), KINDS[kind], seed=1)
+    adapted = {name.partition(".lora_")[0] for name, _ in adapter.named_parameters()}
+    assert names <= adapted
+    assert len(adapted) == {"preset": 2 * 14, "pattern": 8 + 1}[kind]
 
 
 def test_initial_values_follow_from_the_seed_alone(family: Any, nano: Path) -> None:
@@ -124,6 +173,18 @@ def test_disabled_within_disabled_stays_off(family: Any, nano: Path, ask: Any) -
     assert not torch.equal(ask(denoiser), base)
 
 
+def test_magnitudes_are_saved_as_peft_names_them(family: Any, nano: Path, tmp_path: Path) -> None:
+    trainables.add_adapter(load(family, nano), KINDS["dora"], seed=1).save(tmp_path)
+    saved = load_file(tmp_path / trainables.WEIGHTS)
+    found = {name: tuple(t.shape) for name, t in saved.items() if "magnitude" in name}
+    width = saved["transformer.transformer_blocks.0.attn.to_q.lora_B.weight"].shape[0]
+    assert found == {
+        f"transformer.transformer_blocks.{block}.attn.{linear}.lora_magnitude_vector": (width,)
+        for block in (0, 1)
+        for linear in LORA.target_modules
+    }
+
+
 def test_saved_file_is_what_diffusers_and_peft_expect(family: Any, nano: Path, tmp_path: Path) -> None:
     adapter = trainables.add_adapter(load(family, nano), LORA, seed=1)
     adapter.save(tmp_path)
@@ -142,14 +203,15 @@ def test_saved_file_is_what_diffusers_and_peft_expect(family: Any, nano: Path, t
     assert names == expected
 
 
+@kinds
 def test_diffusers_own_loader_gives_the_same_output(
-    family: Any, nano: Path, ask: Any, tmp_path: Path
+    family: Any, nano: Path, ask: Any, tmp_path: Path, kind: str
 ) -> None:
     """alpha is twice the rank here: a reader that loses it is off by a factor of two."""
     from diffusers import QwenImageEditPipeline
 
     denoiser = load(family, nano)
-    adapter = trainables.add_adapter(denoiser, LORA, seed=1)
+    adapter = trainables.add_adapter(denoiser, KINDS[kind], seed=1)
     shake(adapter)
     adapter.save(tmp_path)
     fresh = load(family, nano)
@@ -158,31 +220,38 @@ def test_diffusers_own_loader_gives_the_same_output(
         scheduler=None, vae=None, text_encoder=None, tokenizer=None, processor=None, transformer=fresh
     )
     pipeline.load_lora_weights(tmp_path)
-    assert torch.equal(ask(fresh), ask(denoiser))
+    if kind == "dora":  # the lengths are computed another way
+        torch.testing.assert_close(ask(fresh), ask(denoiser), rtol=1e-4, atol=1e-5)
+    else:
+        assert torch.equal(ask(fresh), ask(denoiser))
     assert not torch.allclose(ask(fresh), base, atol=1e-2)
 
 
+@kinds
 @pytest.mark.parametrize("quantize", ["none", "nf4"])
 def test_our_own_loader_gives_the_same_output(
-    family: Any, nano: Path, ask: Any, tmp_path: Path, quantize: str
+    family: Any, nano: Path, ask: Any, tmp_path: Path, quantize: str, kind: str
 ) -> None:
     denoiser = load(family, nano, quantize)
-    adapter = trainables.add_adapter(denoiser, LORA, seed=1)
+    adapter = trainables.add_adapter(denoiser, KINDS[kind], seed=1)
     shake(adapter)
     adapter.save(tmp_path)
     fresh = load(family, nano, quantize)
     loaded = trainables.load_adapter(fresh, tmp_path)
-    assert loaded.scale == 2.0
+    assert loaded.scale == adapter.scale
     assert torch.equal(ask(fresh), ask(denoiser))
 
 
-def test_state_holds_the_trained_parameters_and_nothing_else(family: Any, nano: Path, tmp_path: Path) -> None:
-    adapter = trainables.add_adapter(load(family, nano), LORA, seed=1)
+@kinds
+def test_state_holds_the_trained_parameters_and_nothing_else(
+    family: Any, nano: Path, tmp_path: Path, kind: str
+) -> None:
+    adapter = trainables.add_adapter(load(family, nano), KINDS[kind], seed=1)
     shake(adapter)
     adapter.save_state(tmp_path)
     saved = load_file(tmp_path / trainables.STATE)
     assert saved.keys() == {name for name, _ in adapter.named_parameters()}
-    other = trainables.add_adapter(load(family, nano), LORA, seed=2)
+    other = trainables.add_adapter(load(family, nano), KINDS[kind], seed=2)
     other.load_state(tmp_path)
     for (name, one), (_, two) in zip(adapter.named_parameters(), other.named_parameters(), strict=True):
         assert torch.equal(one, two), name
