@@ -141,8 +141,8 @@ def _lora_gradients(base: Callable[[Tensor], Tensor], device: str, dtype: torch.
         (drawn(*shape, name=name) * scale).to(device).requires_grad_()
         for name, shape, scale in (("x", (32, 256), 1.0), ("down", (8, 256), 0.05), ("up", (128, 8), 0.05))
     )
-    with devices.autocast(_device(device), dtype):
-        output = base(x.to(dtype)) + functional.linear(functional.linear(x, down), up)
+    seen = x.to(dtype)
+    output = base(seen) + functional.linear(functional.linear(seen, down.to(dtype)), up.to(dtype))
     _sum_backward(output.float() * drawn(32, 128, name="direction").to(device))
     gradients = [tensor.grad for tensor in (x, down, up)]
     assert all(gradient is not None for gradient in gradients)

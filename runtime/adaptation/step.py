@@ -76,8 +76,8 @@ def take(setup: Setup) -> Taken:
         Optimizer(class_path=setup.optimizer, init_args=OptimizerArguments(lr=LR)), adapter.parameters()
     )
     batch = make_batch(family, denoiser, masked=setup.masked)
-    objective = FlowMatching(family=family, sampling="sigmoid", seed=SEED)
-    watch = Watch(denoiser.get_submodule(family.blocks))
+    objective = FlowMatching(family=family, seed=SEED)
+    watch = Watch(denoiser.get_submodule(family.facts.blocks))
     with watch:
         predict = predictor(family, denoiser, where, dtype)
         losses = objective.losses(predict, batch.target, batch.conditioning, make_draw(batch))
@@ -146,16 +146,18 @@ def make_batch(family: Family, denoiser: Any, *, masked: bool) -> MicroBatch:
         Conditioning(
             embeds=draws.noise((1, tokens, width), "embeds", index),
             mask=None,
-            controls=(draws.noise((1, family.latent_channels, *CONTROL), "control", index),),
+            controls=(draws.noise((1, family.facts.latent_channels, *CONTROL), "control", index),),
         )
         for index, tokens in enumerate(TEXT_TOKENS[: 2 if masked else 1])
     ]
-    targets = [draws.noise((family.latent_channels, *LATENT), "target", i) for i in range(len(items))]
+    targets = [draws.noise((family.facts.latent_channels, *LATENT), "target", i) for i in range(len(items))]
     return MicroBatch(
         ids=tuple(f"s{index}" for index in range(len(items))),
         epoch=0,
         target=torch.stack(targets),
         conditioning=base.collate(items),
+        mask=None,
+        regularisation=False,
         dropped=(),
         bucket="parity",
     )

@@ -1,20 +1,17 @@
 """Each `auto` of a config resolved, with the reason; and the numbers that its memory follows from."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import ceil
 from typing import Any
 
 from runtime.config.model import Config
-from runtime.data.manifest import Sample
-from runtime.memory import architecture, estimate
+from runtime.data.manifest import Manifest
+from runtime.files import GIB
+from runtime.memory import architecture, budget, estimate, work
 from runtime.memory.architecture import Architecture
 from runtime.memory.budget import Budget
-from runtime.memory.estimate import Settings, Work
+from runtime.memory.estimate import DTYPE_BYTES, Settings
 from runtime.memory.made import Made
-
-TEMPLATE_TOKENS = 40  # of a prompt's template beside the caption and the pictures, after the dropped prefix
-BYTES_PER_TOKEN = 3  # of a caption in UTF-8; a careful guess, English has 4 to 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +22,7 @@ class Choice:
 
 def choose(
     config: Config,
-    samples: Sequence[Sample],
+    listed: Manifest,
     base: Architecture,
     found: Budget,
     quantized: Mapping[str, Made] | None = None,
@@ -43,8 +40,6 @@ def choose(
         "optimizer.class_path": _given(config.optimizer.class_path)
         or _measured(found, "optimizer.class_path", _optimizer()),
         "cache.devices.vae": _given(devices.vae) or _same_device(found.device),
-        "data.processor.controls_size": _given(processor.controls_size)
-        or Choice(value=list(processor.target_size), reason="null: as data.processor.target_size"),
         "data.processor.vl_pixels": _given(processor.vl_pixels)
         or Choice(value=base.family.vl_pixels, reason=f"null: the published value of {base.family.name}"),
     }
@@ -55,12 +50,14 @@ def choose(
         or _quantize_text_encoder(quantized.get("text_encoder"))
     )
     choices["cache.devices.text_encoder"] = _given(devices.text_encoder) or _text_encoder_device(
-        config, samples, base, found, choices
+        config, listed, base, found, choices
     )
+    where = {name: choices[f"cache.devices.{name}"].value for name in ("text_encoder", "vae")}
+    choices |= _encoder_dtypes(config, base, where)
     choices["model.quantize"] = (
         _given(config.model.quantize)
         or settled.get("model.quantize")
-        or _quantize(config, samples, base, found, choices, quantized.get("transformer"))
+        or _quantize(config, listed, base, found, choices, quantized.get("transformer"))
     )
     return choices
 
@@ -103,9 +100,29 @@ def _same_device(device: str) -> Choice:
     return Choice(value=device, reason="auto: as hardware.device")
 
 
+def _encoder_dtypes(config: Config, base: Architecture, devices: Mapping[str, str]) -> dict[str, Choice]:
+    return {
+        f"cache.dtypes.{name}": _given(getattr(config.cache.dtypes, name))
+        or _encoder_dtype(base, name, device)
+        for name, device in devices.items()
+    }
+
+
+def _encoder_dtype(base: Architecture, name: str, device: str) -> Choice:
+    if device != "cpu":
+        return Choice(value="bf16", reason=f"auto: {device} computes in bf16")
+    parameters = base.text_encoder.parameters if name == "text_encoder" else base.vae.parameters
+    needed, ram = parameters * DTYPE_BYTES["no"] / GIB, budget.ram_gib()
+    if needed > ram * budget.RAM_SHARE:
+        return Choice(
+            value="bf16", reason=f"auto: in fp32 it takes {needed:.1f} GiB, this machine has {ram:.1f} GiB"
+        )
+    return Choice(value="fp32", reason="auto: on a CPU, exact and as fast as bf16 at small sizes")
+
+
 def _text_encoder_device(
     config: Config,
-    samples: Sequence[Sample],
+    listed: Manifest,
     base: Architecture,
     found: Budget,
     choices: Mapping[str, Choice],
@@ -117,8 +134,9 @@ def _text_encoder_device(
         **choices,
         "cache.devices.text_encoder": _same_device(found.device),
         "model.quantize": Choice(value="none", reason="no denoiser in the cache phase"),
+        **_encoder_dtypes(config, base, {"text_encoder": found.device, "vae": found.device}),
     }
-    cache = estimate.cache_phase(base, settings(config, base, here), largest_work(config, samples, base))
+    cache = estimate.cache_phase(base, settings(config, base, here), work.largest(config, listed, base))
     if cache.peak_gib <= found.gib:
         return _same_device(found.device)
     reason = (
@@ -129,7 +147,7 @@ def _text_encoder_device(
 
 def _quantize(
     config: Config,
-    samples: Sequence[Sample],
+    listed: Manifest,
     base: Architecture,
     found: Budget,
     choices: Mapping[str, Choice],
@@ -144,7 +162,7 @@ def _quantize(
             reason=f"auto: on {found.device} NF4 leaves a quarter of the base's bf16 size{unused}",
         )
     plain = {**choices, "model.quantize": Choice(value="none", reason="tried")}
-    fit = estimate.fit_phase(base, settings(config, base, plain), largest_work(config, samples, base))
+    fit = estimate.fit_phase(base, settings(config, base, plain), work.largest(config, listed, base))
     sizes = f"{fit.peak_gib:.1f} GiB with the plain base, {found.gib:.1f} GiB may be filled"
     if fit.peak_gib <= found.gib:
         return Choice(value="none", reason=f"auto: on this CPU the fit peaks at {sizes}{unused}")
@@ -158,31 +176,15 @@ def settings(config: Config, base: Architecture, choices: Mapping[str, Choice]) 
         quantize=choices["model.quantize"].value,
         precision=choices["train.mixed_precision"].value,
         checkpointing=config.train.gradient_checkpointing,
-        adapter_parameters=architecture.adapter_parameters(base.denoiser, lora.r, lora.target_modules),
+        adapter_parameters=architecture.adapter_parameters(
+            base.denoiser, lora.r, lora.target_modules, dora=lora.use_dora
+        ),
         optimizer=choices["optimizer.class_path"].value,
+        ema=config.train.ema_decay is not None,
         text_encoder_device=choices["cache.devices.text_encoder"].value,
         vae_device=choices["cache.devices.vae"].value,
         text_encoder_quantize=choices["model.quantize_text_encoder"].value,
+        text_encoder_dtype=choices["cache.dtypes.text_encoder"].value,
+        vae_dtype=choices["cache.dtypes.vae"].value,
+        samples=config.validation.sample_steps is not None,
     )
-
-
-def largest_work(config: Config, samples: Sequence[Sample], base: Architecture) -> Work:
-    """The most that one sample asks for, held-out ones included."""
-    processor = config.data.processor
-    target, control = processor.target_size, processor.controls_size or processor.target_size
-    controls = max(len(sample.controls) for sample in samples)
-    seen = min(control[0] * control[1], processor.vl_pixels or base.family.vl_pixels)
-    prompt = max(len(sample.prompt.encode("utf-8")) for sample in samples)
-    return Work(
-        target_pixels=target[0] * target[1],
-        control_pixels=control[0] * control[1],
-        text_tokens=TEMPLATE_TOKENS
-        + ceil(prompt / BYTES_PER_TOKEN)
-        + controls * ceil(seen / base.text_encoder.token_side**2),
-        image_tokens=_tokens(target, base) + controls * _tokens(control, base),
-        batch_size=config.data.batch_size,
-    )
-
-
-def _tokens(size: tuple[int, int], base: Architecture) -> int:
-    return ceil(size[0] / base.size_multiple) * ceil(size[1] / base.size_multiple)

@@ -1,7 +1,7 @@
 """What step 06 left in the workspace, and whether it is of the base at hand. No torch: a plan asks too."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runtime import files
@@ -26,17 +26,24 @@ def folder_of(workspace: Workspace, component: str) -> Path:
     return workspace.root / FOLDER / component
 
 
-def find(workspace: Workspace, model: Path) -> dict[str, Made]:
-    """By component, what evidence 06-quantize lists; empty where the step was skipped or did not finish."""
+def find(workspace: Workspace, model: Path, config: Config | None = None) -> dict[str, Made]:
+    """By component, what evidence 06-quantize lists; empty where the step was skipped or did not finish.
+
+    With a `config`, a denoiser whose weights it replaces (model.transformer_weight) is not usable.
+    """
     evidence = workspace.evidence(EVIDENCE)
     if evidence is None:
         return {}
-    return {
+    found = {
         item["name"]: _judge(
             workspace, model, item["name"], item["source_fingerprint"], item["made_fingerprint"]
         )
         for item in evidence["components"]
     }
+    if config is not None and config.model.transformer_weight is not None and "transformer" in found:
+        reason = f"{FOLDER}/transformer was made of the base's own weights, not of model.transformer_weight"
+        found["transformer"] = replace(found["transformer"], usable=False, reason=reason)
+    return found
 
 
 def _judge(workspace: Workspace, model: Path, component: str, source: str, made: str) -> Made:
@@ -56,10 +63,10 @@ def _judge(workspace: Workspace, model: Path, component: str, source: str, made:
 def folders(workspace: Workspace, model: Path, config: Config) -> Mapping[str, Path]:
     """By component, what a resolved config loads in place of the base's own weights.
 
-    Raises UserError where an NF4 text encoder is asked for that step 06 has not made: only the denoiser
-    can be quantized while loading.
+    What model.transformer_weight names is under `transformer_weight`. Raises UserError where an NF4 text
+    encoder is asked for that step 06 has not made: only the denoiser can be quantized while loading.
     """
-    found = find(workspace, model)
+    found = find(workspace, model, config)
     asked = {"transformer": config.model.quantize, "text_encoder": config.model.quantize_text_encoder}
     taken = {
         name: found[name].folder
@@ -72,4 +79,5 @@ def folders(workspace: Workspace, model: Path, config: Config) -> Mapping[str, P
             f"model.quantize_text_encoder is nf4, but there is no such text encoder: {why}",
             remedy="finetune quantize --component text_encoder",
         )
-    return taken
+    weight = config.model.transformer_weight
+    return taken | ({"transformer_weight": workspace.resolve(weight)} if weight is not None else {})

@@ -57,11 +57,11 @@ def measure(family: Family, model: Path, made: Path, kind: str) -> OutputError:
 @torch.no_grad()
 def _ask(family: Family, denoiser: Any, kind: str, dtype: torch.dtype) -> Tensor:
     draw = torch.Generator().manual_seed(SEED)
-    shape = (1, family.latent_channels, LATENT, LATENT)
+    shape = (1, family.facts.latent_channels, LATENT, LATENT)
     told = Conditioning(
         embeds=torch.randn(1, TEXT_TOKENS, denoiser.config.joint_attention_dim, generator=draw),
         mask=None,
-        controls=(torch.randn(shape, generator=draw),) * family.min_controls,
+        controls=(torch.randn(shape, generator=draw),),
     )
     noisy = torch.randn(shape, generator=draw).to(kind, dtype)
     answer = family.predict(denoiser, noisy, torch.tensor([SIGMA], device=kind), told.to(kind, dtype))

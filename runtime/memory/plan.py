@@ -4,7 +4,7 @@ The numbers behind it are in `runtime.memory.estimate`.
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -13,22 +13,23 @@ from typing import Any
 from runtime.adaptation.choices import recorded
 from runtime.config.load import Loaded
 from runtime.config.model import Config
+from runtime.config.prompts import gathered, prompts_of, refuse_broken_sizes
 from runtime.data import manifest, order
-from runtime.data.manifest import Sample
+from runtime.data.manifest import Manifest
 from runtime.errors import DataError, UserError
 from runtime.files import GIB
-from runtime.memory import architecture, budget, estimate, made
-from runtime.memory.advice import find_problems
+from runtime.memory import architecture, budget, estimate, made, work
+from runtime.memory.advice import find_problems, overruled, rounded
 from runtime.memory.architecture import Architecture
 from runtime.memory.budget import Budget
 from runtime.memory.choices import Choice as Choice
-from runtime.memory.choices import choose, largest_work, settings
+from runtime.memory.choices import choose, settings
 from runtime.memory.estimate import Phase, Work
 from runtime.memory.made import Made
 from runtime.workspace import EXTERNAL, Workspace
 
 EVIDENCE = "04-plan"
-NUMBER_BYTES = 4  # the cache may keep fp32
+NUMBER_BYTES = 4  # of an adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,49 +93,47 @@ def _phase_json(phase: Phase) -> dict[str, Any]:
 
 def make_plan(workspace: Workspace, loaded: Loaded) -> Plan:
     """The plan for the workspace's dataset and `loaded`. Raises UserError where one can't be made."""
-    listed, _ = manifest.load(workspace)
+    listed = manifest.load(workspace)
     model = locate_model(workspace, loaded.config.model.pretrained_model_name_or_path)
     base = architecture.read(model)
     found = look(workspace, loaded.config)
-    samples = listed.of("train")
-    if not samples:
-        raise DataError("the dataset has no training sample", remedy="finetune dataset")
+    _refuse_empty(listed)
+    refuse_broken_sizes(prompts_of(loaded.config, workspace), base.size_multiple)
+    loaded = replace(loaded, config=gathered(loaded.config, workspace))
     free = shutil.disk_usage(workspace.root).free / GIB
     return draw(
         loaded,
-        listed.samples,
+        listed,
         base,
         found,
-        dataset_digest=listed.dataset_digest,
         disk_free_gib=free,
-        quantized=made.find(workspace, model),
+        quantized=made.find(workspace, model, loaded.config),
     )
 
 
 def draw(
     loaded: Loaded,
-    samples: Sequence[Sample],
+    listed: Manifest,
     base: Architecture,
     found: Budget,
     *,
-    dataset_digest: str,
     disk_free_gib: float,
     quantized: Mapping[str, Made] | None = None,
 ) -> Plan:
     """The plan, from data alone. What step 06 made is counted as it lies there."""
-    config = loaded.config
-    choices = choose(config, samples, base, found, quantized)
-    work = largest_work(config, samples, base)
-    phases = estimate.phases(base, settings(config, base, choices), work)
-    steps = _steps(config, samples)
-    needed = _disk_gib(config, samples, base, work, steps)
+    config = rounded(loaded.config, base)
+    choices = choose(config, listed, base, found, quantized)
+    largest = work.largest(config, listed, base)
+    phases = estimate.phases(base, settings(config, base, choices), largest)
+    steps = _steps(config, listed, base)
+    needed = _disk_gib(config, listed, base, largest, steps)
     return Plan(
         family=base.family.name,
         size_multiple=base.size_multiple,
         device=found.device,
         budget_gib=found.gib,
         budget_source=found.source,
-        dataset_digest=dataset_digest,
+        dataset_digest=listed.dataset_digest,
         config_digest=loaded.digest,
         phases=phases,
         steps=steps,
@@ -142,8 +141,8 @@ def draw(
         disk_free_gib=disk_free_gib,
         choices=choices,
         problems=find_problems(
-            config,
-            samples,
+            loaded.config,
+            listed,
             base,
             found,
             phases,
@@ -156,15 +155,19 @@ def draw(
 
 def resolve_choices(workspace: Workspace, config: Config) -> dict[str, Choice]:
     """Value and reason of every key that the config left to the machine, by dotted key."""
-    listed = workspace.evidence(manifest.EVIDENCE)
-    if listed is None:
-        raise DataError("the dataset has not been scanned", remedy="finetune dataset")
-    samples = manifest.Manifest.from_json(listed).samples
-    if not any(sample.split == "train" for sample in samples):
-        raise DataError("the dataset has no training sample", remedy="finetune dataset")
+    listed = manifest.standing(workspace)
+    _refuse_empty(listed)
+    for problem in overruled(config, listed):
+        raise problem
     model = locate_model(workspace, config.model.pretrained_model_name_or_path)
     base, found = architecture.read(model), look(workspace, config)
-    return choose(config, samples, base, found, made.find(workspace, model))
+    config = gathered(config, workspace)
+    return choose(config, listed, base, found, made.find(workspace, model, config))
+
+
+def _refuse_empty(listed: Manifest) -> None:
+    if not listed.of("train"):
+        raise DataError("the dataset has no training sample", remedy="finetune dataset")
 
 
 def look(workspace: Workspace, config: Config) -> Budget:
@@ -192,18 +195,18 @@ def locate_model(workspace: Workspace, reference: str) -> Path:
     )
 
 
-def _steps(config: Config, samples: Sequence[Sample]) -> Steps:
+def _steps(config: Config, listed: Manifest, base: Architecture) -> Steps:
     train = config.train
-    keys = order.keys_of(sample for sample in samples if sample.split == "train")
-    micro = order.count_micro_batches(keys, config.data.batch_size)
+    ordered = order.order_of(config, listed.samples, listed.settings, base.size_multiple)
+    micro = ordered.count(1)
     planned = order.planned_steps(
+        ordered,
         max_train_steps=train.max_train_steps,
         num_epochs=train.num_epochs,
-        micro_per_epoch=micro,
         accumulation=train.gradient_accumulation_steps,
     )
     return Steps(
-        samples=len(keys),
+        samples=len(ordered.items),
         per_epoch=ceil(micro / train.gradient_accumulation_steps),
         planned=planned,
         epochs=round(planned * train.gradient_accumulation_steps / micro, 3),
@@ -211,16 +214,17 @@ def _steps(config: Config, samples: Sequence[Sample]) -> Steps:
     )
 
 
-def _disk_gib(
-    config: Config, samples: Sequence[Sample], base: Architecture, work: Work, steps: Steps
-) -> float:
+def _disk_gib(config: Config, listed: Manifest, base: Architecture, largest: Work, steps: Steps) -> float:
     """The cache, every checkpoint that is kept, and the rolling one twice, for it is replaced by rename."""
     lora = config.model.lora
-    adapter = architecture.adapter_parameters(base.denoiser, lora.r, lora.target_modules) * NUMBER_BYTES
+    parameters = architecture.adapter_parameters(
+        base.denoiser, lora.r, lora.target_modules, dora=lora.use_dora
+    )
+    adapter = parameters * NUMBER_BYTES
     kept = min(steps.checkpoints, config.train.checkpoints_total_limit or steps.checkpoints)
-    latents = 64 * work.image_tokens
+    latents = 64 * largest.image_tokens
     prompts = 2 if config.data.caption_dropout_rate > 0 or config.validation.guidance_scale > 1 else 1
-    entry = (latents + prompts * work.text_tokens * base.text_encoder.hidden) * NUMBER_BYTES
-    entries = len(samples) + len(config.validation.samples)
+    entry = (latents + prompts * largest.text_tokens * base.text_encoder.hidden) * NUMBER_BYTES
+    entries = len(listed.samples) + len(config.validation.samples)
     rolling = 2 * (2 * adapter + adapter // NUMBER_BYTES * estimate.ADAM_BYTES)
     return (entries * entry + kept * adapter + rolling) / GIB

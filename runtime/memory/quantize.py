@@ -6,7 +6,7 @@ arrive one tensor at a time: no second full copy, and no large warm-up allocatio
 online path dies of one on XPU).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +20,38 @@ from runtime.memory import nf4, shards
 
 def load_nf4(model_class: Any, folder: Path, device: str, dtype: torch.dtype, *, blocks: str) -> nn.Module:
     """A frozen `model_class` from `folder`, the linears under `blocks` in NF4, the rest in `dtype`."""
-    model, rule = _empty(model_class, folder), nf4.rule_for("transformer", blocks)
-    for name, tensor in shards.tensors(folder):
+    model = empty(model_class, folder)
+    fill(model, shards.tensors(folder), device, dtype, rule=nf4.rule_for("transformer", blocks))
+    return _finished(model, folder)
+
+
+def fill(
+    model: nn.Module,
+    tensors: Iterable[tuple[str, Tensor]],
+    device: str,
+    dtype: torch.dtype,
+    *,
+    rule: nf4.Rule | None,
+) -> None:
+    """Give `model` its weights one by one, in `dtype`; what `rule` takes becomes NF4."""
+    for name, tensor in tensors:
         module_name, _, leaf = name.rpartition(".")
         module = model.get_submodule(module_name)
-        if type(module) is nn.Linear and rule.takes(name, shards.NAMES[tensor.dtype], tuple(tensor.shape)):
+        taken = rule is not None and rule.takes(name, shards.NAMES[tensor.dtype], tuple(tensor.shape))
+        if taken and type(module) is nn.Linear:
             packed, state = nf4.quantize(tensor, devices.quantizing(device))
             _replace(model, module_name, nf4_linear(module, packed, state, device, dtype))
         else:
             _set(module, leaf, tensor, device, dtype)
-    return _finished(model, folder)
+    if rule is not None:
+        model.is_loaded_in_4bit = True  # type: ignore[assignment]  # or peft wraps the layers as plain ones
 
 
 def load_made(model_class: Any, folder: Path, device: str, dtype: torch.dtype) -> nn.Module:
     """A frozen `model_class` from what step 06 made in `folder`: packed where it is, the rest in `dtype`."""
     from bitsandbytes.functional import QuantState
 
-    model = _empty(model_class, folder)
+    model = empty(model_class, folder)
     for name, tensor, parts in _made_tensors(folder):
         module_name, _, leaf = name.rpartition(".")
         module = model.get_submodule(module_name)
@@ -66,12 +81,13 @@ def compute_in(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return model
 
 
-def _empty(model_class: Any, folder: Path) -> nn.Module:
+def empty(model_class: Any, folder: Path, changes: Mapping[str, Any] | None = None) -> nn.Module:
+    """A `model_class` without weights, of the config in `folder` with `changes`."""
     from accelerate import init_empty_weights
 
     config = {k: v for k, v in model_class.load_config(folder).items() if k != "quantization_config"}
     with init_empty_weights():
-        model: nn.Module = model_class.from_config(config)
+        model: nn.Module = model_class.from_config({**config, **(changes or {})})
     return model
 
 

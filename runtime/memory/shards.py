@@ -52,7 +52,7 @@ def find(folder: Path) -> list[Path]:
     for name in WEIGHTS:
         index = folder / f"{name}.index.json"
         if index.is_file():
-            return _listed(folder, index)
+            return listed(folder, index)
         if (folder / name).is_file():
             return [folder / name]
     there = sorted(folder.glob("*.safetensors"))
@@ -61,7 +61,8 @@ def find(folder: Path) -> list[Path]:
     return there
 
 
-def _listed(folder: Path, index: Path) -> list[Path]:
+def listed(folder: Path, index: Path) -> list[Path]:
+    """The shards that an index names. Raises UserError where one is absent."""
     named = sorted(set(files.read_json(index)["weight_map"].values()))
     absent = [name for name in named if not (folder / name).is_file()]
     if absent:

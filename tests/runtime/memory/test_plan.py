@@ -29,7 +29,7 @@ def budget(gib: float = 100.0, device: str = "cpu") -> Budget:
 
 
 @pytest.fixture
-def draw(make_model: Any, make_dataset: Any) -> Any:
+def draw(make_model: Any, make_dataset: Any, read_dataset: Any) -> Any:
     """Draws a plan of `overrides` over TINY; twelve pairs, three held out."""
 
     def make(
@@ -41,13 +41,12 @@ def draw(make_model: Any, make_dataset: Any) -> Any:
         **model: Any,
     ) -> Plan:
         raw = apply_overrides(TINY, overrides or {})
-        samples = manifest.build(make_dataset(controls=controls)).samples
+        listed = read_dataset(make_dataset(controls=controls))
         return plan.draw(
             Loaded(raw=raw, digest=files.document_digest(raw), config=parse(raw)),
-            samples,
+            listed,
             architecture.read(make_model(**model)),
             found or budget(),
-            dataset_digest="0" * 64,
             disk_free_gib=disk,
         )
 
@@ -104,14 +103,8 @@ CHOICES = [
     ({}, "xpu", "hardware.device", "xpu", "because"),
     ({}, "xpu", "cache.devices.vae", "xpu", "as hardware.device"),
     ({"cache.devices.text_encoder": "cpu"}, "xpu", "cache.devices.text_encoder", "cpu", "as configured"),
-    ({}, "cpu", "data.processor.controls_size", [64, 64], "as data.processor.target_size"),
-    (
-        {"data.processor.controls_size": [32, 32]},
-        "cpu",
-        "data.processor.controls_size",
-        [32, 32],
-        "as configured",
-    ),
+    ({}, "xpu", "cache.dtypes.text_encoder", "bf16", "auto: xpu computes in bf16"),
+    ({}, "cpu", "cache.dtypes.vae", "fp32", "auto: on a CPU"),
     ({}, "cpu", "data.processor.vl_pixels", 1024 * 1024, "published"),
     ({"data.processor.vl_pixels": 4096}, "cpu", "data.processor.vl_pixels", 4096, "as configured"),
 ]
@@ -149,7 +142,7 @@ def test_text_encoder_that_does_not_fit_goes_to_the_cpu(draw: Any, gib: float, v
         ({"data.processor.target_size": [128, 128]}, "fit", True),
         ({"data.processor.target_size": [128, 128]}, "cache", True),
         ({"data.processor.controls_size": [128, 128]}, "fit", True),
-        ({"data.processor.controls_size": [256, 256], "data.processor.vl_pixels": 784}, "validate", True),
+        ({"data.processor.controls_size": [512, 512], "data.processor.vl_pixels": 784}, "validate", True),
         ({"data.batch_size": 3}, "fit", True),
         ({"model.lora.r": 64}, "fit", True),
         ({"model.lora.target_modules": ["to_q"]}, "fit", False),
@@ -158,16 +151,15 @@ def test_text_encoder_that_does_not_fit_goes_to_the_cpu(draw: Any, gib: float, v
     ],
 )
 def test_configured_value_reaches_the_plan(
-    draw: Any, make_dataset: Any, overrides: Any, phase: str, grows: bool, tmp_path: Path
+    draw: Any, read_dataset: Any, overrides: Any, phase: str, grows: bool, tmp_path: Path
 ) -> None:
     after = draw(overrides)
     raw = apply_overrides(TINY, {})
     before = plan.draw(
         Loaded(raw=raw, digest="0" * 64, config=parse(raw)),
-        manifest.build(tmp_path / "pairs").samples,
+        read_dataset(tmp_path / "pairs"),
         architecture.read(tmp_path / "base"),
         budget(),
-        dataset_digest="0" * 64,
         disk_free_gib=500,
     )
     difference = after.phases[phase].peak_gib - before.phases[phase].peak_gib
@@ -175,17 +167,18 @@ def test_configured_value_reaches_the_plan(
 
 
 @pytest.mark.parametrize("overrides", [{"data.caption_dropout_rate": 0.1}, {"train.checkpointing_steps": 1}])
-def test_disk_grows_with_what_is_kept(draw: Any, overrides: dict[str, Any], tmp_path: Path) -> None:
+def test_disk_grows_with_what_is_kept(
+    draw: Any, read_dataset: Any, overrides: dict[str, Any], tmp_path: Path
+) -> None:
     after = draw(overrides)
     limited = apply_overrides(
         TINY, {**overrides, "train.checkpoints_total_limit": 1, "data.caption_dropout_rate": 0.0}
     )
     before = plan.draw(
         Loaded(raw=limited, digest="0" * 64, config=parse(limited)),
-        manifest.build(tmp_path / "pairs").samples,
+        read_dataset(tmp_path / "pairs"),
         architecture.read(tmp_path / "base"),
         budget(),
-        dataset_digest="0" * 64,
         disk_free_gib=500,
     )
     assert after.disk_needed_gib > before.disk_needed_gib
@@ -230,7 +223,7 @@ MENDS = [
     ({"train.gradient_checkpointing": False}, 20.0, "set train.gradient_checkpointing: true in config.yaml"),
     (
         {"data.processor.target_size": [768, 1344]},
-        19.0,
+        13.5,
         "set data.processor.target_size: [512, 896] in config.yaml",
     ),
     (
@@ -259,7 +252,7 @@ def test_workspace_plan_and_choices_agree(workspace: Workspace) -> None:
     made = plan.make_plan(workspace, loaded)
     assert made.choices == plan.resolve_choices(workspace, loaded.config)
     assert made.config_digest == loaded.digest
-    assert made.dataset_digest == manifest.load(workspace)[0].dataset_digest
+    assert made.dataset_digest == manifest.load(workspace).dataset_digest
     assert made.device == "cpu" and made.choices["hardware.device"].reason == "as configured"
 
 
@@ -318,21 +311,28 @@ def made_of(component: str, usable: bool = True) -> dict[str, Made]:
     ],
 )
 def test_what_step_06_made_decides_auto(
-    make_model: Any, make_dataset: Any, device: str, quantized: Any, key: str, value: str, reason: str
+    make_model: Any,
+    make_dataset: Any,
+    read_dataset: Any,
+    device: str,
+    quantized: Any,
+    key: str,
+    value: str,
+    reason: str,
 ) -> None:
-    samples = manifest.build(make_dataset()).samples
+    listed = read_dataset(make_dataset())
     found = budget(device=device)
-    choice = choices.choose(parse(TINY), samples, architecture.read(make_model()), found, quantized)[key]
+    choice = choices.choose(parse(TINY), listed, architecture.read(make_model()), found, quantized)[key]
     assert choice.value == value and reason in choice.reason
 
 
 def test_an_nf4_text_encoder_fits_where_the_plain_one_has_to_go_to_the_cpu(
-    make_model: Any, make_dataset: Any
+    make_model: Any, make_dataset: Any, read_dataset: Any
 ) -> None:
-    samples = manifest.build(make_dataset()).samples
+    listed = read_dataset(make_dataset())
     base = architecture.read(make_model(real=True))
     places = [
-        choices.choose(parse(TINY), samples, base, budget(12.0, "xpu"), quantized)[
+        choices.choose(parse(TINY), listed, base, budget(12.0, "xpu"), quantized)[
             "cache.devices.text_encoder"
         ].value
         for quantized in ({}, made_of("text_encoder"))
