@@ -7,6 +7,7 @@ of its calls but `is_available` raises, which is why they are wrapped here.
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -137,13 +138,26 @@ def compute_dtype(device: Device, mixed_precision: str) -> "torch.dtype":
     return {"no": torch.float32, "bf16": torch.bfloat16}[mixed_precision]
 
 
-def autocast(device: Device, dtype: "torch.dtype") -> contextlib.AbstractContextManager[object]:
-    """Reconciles the fp32 adapter with a bf16 base; nothing to do where both are fp32."""
+def dtype_of(name: str) -> "torch.dtype":
+    """`fp32` or `bf16`."""
     import torch
 
-    if dtype == torch.float32:
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype=dtype)
+    return {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
+
+
+def deterministic(wanted: bool) -> None:
+    """For the rest of the process: only kernels that give the same bits each time, or the usual ones.
+
+    Of attention's kernels the memory-efficient and cuDNN's have no such backward pass; what is left is flash, or
+    the plain one where there is a mask. Call it before the accelerator has done anything.
+    """
+    import torch
+
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    torch.use_deterministic_algorithms(wanted)
+    torch.backends.cuda.enable_mem_efficient_sdp(not wanted)
+    torch.backends.cuda.enable_cudnn_sdp(not wanted)
 
 
 @contextlib.contextmanager
@@ -156,6 +170,19 @@ def seeded(seed: int) -> Iterator[None]:
 
     torch.manual_seed(seed % 2**63)
     yield
+
+
+@contextlib.contextmanager
+def generators_kept(device: Device) -> Iterator[None]:
+    """Global generators, the device's too, are afterwards as they were before."""
+    import torch
+
+    if not device.is_accelerator:
+        with torch.random.fork_rng(devices=()):
+            yield
+        return
+    with torch.random.fork_rng([torch.accelerator.current_device_index()], device_type=device.type):
+        yield
 
 
 def has_graphs(kind: str) -> bool:

@@ -79,7 +79,7 @@ def _unexpected(error: Exception, workspace: Workspace | None) -> Failure:
     return Failure(message, remedy=f"the traceback is in {path}; please report it")
 
 
-def _as_workspace(ctx: click.Context, parameter: click.Parameter, value: str) -> Workspace:
+def as_workspace(ctx: click.Context, parameter: click.Parameter, value: str) -> Workspace:
     return Workspace(Path(value).expanduser().resolve())
 
 
@@ -89,7 +89,7 @@ def workspace_option(function: F) -> F:
         metavar="DIR",
         default=".",
         show_default=True,
-        callback=_as_workspace,
+        callback=as_workspace,
         help="The workspace, made by `finetune init`.",
     )(function)
 

@@ -1,28 +1,30 @@
-"""finetune demo [--workspace DIR]"""
+"""finetune demo [--workspace DIR] [--detach]"""
 
 import sys
-from pathlib import Path
 
 import click
 
 from runtime.commands import common
+from runtime.commands.detach import LongCommand
 from runtime.config.model import DEVICES
 from runtime.demo import series
+from runtime.workspace import Workspace
 
 
-@click.command(cls=common.Command)
+@click.command(cls=LongCommand, makes_workspace=True)
 @click.option(
     "--workspace",
     metavar="DIR",
     default="demo-workspace",
     show_default=True,
+    callback=common.as_workspace,
     help="Where to put the demo's workspace; a second run does only what is stale.",
 )
 @click.option("--device", type=click.Choice(DEVICES), default="cpu", show_default=True)
 @click.pass_context
-def command(ctx: click.Context, workspace: str, device: str) -> None:
+def command(ctx: click.Context, workspace: Workspace, device: str) -> None:
     """Teach the embedded tiny base a new edit, gate by gate, and show before and after."""
-    root = Path(workspace).expanduser().resolve()
+    root = workspace.root
     series.prepare(root, device)
     code = series.run(root)
     print(file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -20,10 +21,14 @@ DETACH = "--detach"
 
 
 class LongCommand(common.Command):
-    """A command that takes --detach; what else it was given is handed on to the background as it stands."""
+    """A command that takes --detach; what else it was given is handed on to the background as it stands.
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    `makes_workspace`: one that needs no config.yaml, for it writes it.
+    """
+
+    def __init__(self, *arguments: Any, makes_workspace: bool = False, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.makes_workspace = makes_workspace
         help_text = "Run in the background; `finetune monitor` waits for it."
         self.params.append(click.Option([DETACH], is_flag=True, expose_value=False, help=help_text))
 
@@ -35,9 +40,11 @@ class LongCommand(common.Command):
     def invoke(self, ctx: click.Context) -> Any:
         if not ctx.meta["detached"]:
             return super().invoke(ctx)
-        workspace, as_json = ctx.params["workspace"], ctx.params["as_json"]
+        workspace, as_json = ctx.params["workspace"], ctx.params.get("as_json", False)
         with common.boundary(workspace):
             name = str(ctx.info_name)
+            if not self.makes_workspace:  # all others read it, and here its faults are seen at once
+                load_config(workspace.config_path)
             begin = fit if name == "fit" else job
             return begin(workspace, name, ctx.meta["line"], as_json=as_json)
 
@@ -55,10 +62,13 @@ def _handed_on(args: Sequence[str]) -> list[str]:
 
 def job(workspace: Workspace, name: str, options: Sequence[str], *, as_json: bool) -> None:
     """Start `finetune NAME OPTIONS`; returns once it has had time to die of a wrong start."""
-    load_config(workspace.config_path)  # every long command reads it, and here its faults are seen at once
     child = jobs.start(workspace, name, options)
     _unless_dead(workspace, name, child, lambda: False, SETTLE_S)
-    _tell({"job": name, **_place(workspace, name, child)}, f"finetune monitor --job {name} --wait", as_json)
+    _tell(
+        {"job": name, **_place(workspace, name, child)},
+        f"finetune monitor --job {name} --wait{_there(workspace)}",
+        as_json,
+    )
 
 
 def fit(workspace: Workspace, name: str, options: Sequence[str], *, as_json: bool) -> None:
@@ -77,7 +87,21 @@ def fit(workspace: Workspace, name: str, options: Sequence[str], *, as_json: boo
     run = opened()
     if not run:
         raise UserError(f"no run after {LAUNCH_S:.0f} s", remedy="finetune monitor --job fit")
-    _tell({"run": run[0], **_place(workspace, name, child)}, "finetune monitor --wait", as_json)
+    _tell(
+        {"run": run[0], **_place(workspace, name, child)},
+        f"finetune monitor --wait{_there(workspace)}",
+        as_json,
+    )
+
+
+def _there(workspace: Workspace) -> str:
+    """The option that leads to a workspace other than the working directory."""
+    here = Path.cwd()
+    if workspace.root == here:
+        return ""
+    inside = workspace.root.is_relative_to(here)
+    path = workspace.root.relative_to(here).as_posix() if inside else str(workspace.root)
+    return f' --workspace "{path}"' if " " in path else f" --workspace {path}"
 
 
 def _place(workspace: Workspace, name: str, child: Any) -> dict[str, Any]:

@@ -1,17 +1,18 @@
 """finetune fit [--smoke] [--resume latest|PATH] [--detach]"""
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import click
 
-from runtime.commands import common
+from runtime.commands import common, monitor, preflight
 from runtime.commands.detach import LongCommand
 from runtime.config.load import load_config
 from runtime.progress import Progress
+from runtime.training import history
 from runtime.workspace import Workspace
 
-if TYPE_CHECKING:
-    from runtime.training.session import Session
+PICTURE = "probe.png"
 
 
 @click.command(cls=LongCommand)
@@ -32,17 +33,21 @@ def command(
     """Train the adapter as config.yaml says; Ctrl-C leaves a resumable checkpoint."""
     if smoke and resume:
         raise click.UsageError("--smoke starts anew; it can't be combined with --resume")
-    from runtime.training import loop, session
+    from runtime.training import awake, loop, session
 
     loaded = load_config(workspace.config_path)
-    opened = session.launch(
-        workspace, loaded, smoke=smoke, resume=resume or (None if smoke else loaded.config.resume)
-    )
-    run = opened.run.path.relative_to(workspace.root).as_posix()
+    expected = preflight.forecast(workspace, loaded, smoke=smoke)
     progress = Progress()
-    for line in preflight(opened, run):
+    with awake.held() as sleep:
+        opened = session.launch(
+            workspace, loaded, smoke=smoke, resume=resume or (None if smoke else loaded.config.resume)
+        )
+        run = opened.run.path.relative_to(workspace.root).as_posix()
+        for line in preflight.screen(opened, expected, run, sleep):
+            progress.say(line)
+        state = loop.fit(opened, progress)
+    for line in looking_back(opened.run.path, opened.run.document):
         progress.say(line)
-    state = loop.fit(opened, progress)
     if as_json:
         common.print_json(opened.run.document)
     else:
@@ -51,28 +56,16 @@ def command(
     ctx.exit(0 if state == "completed" else 130)
 
 
-def preflight(opened: "Session", run: str) -> list[str]:
-    """One screen: what is trained, on what, for how long."""
-    document, config = opened.run.document, opened.config
-    trainable = document["trainable"]
-    train = config.train
-    per_step = config.data.batch_size * train.gradient_accumulation_steps
-    origin = document["resumed_from"]
-    started = f", resumed from {origin['run']} at step {origin['step']}" if origin else ""
-    return [
-        f"run        {run} ({document['kind']}){started}",
-        f"trains     LoRA rank {config.model.lora.r}, {trainable['parameters']:,} parameters, "
-        f"scale {trainable['scale']:g}",
-        f"base       {document['model']['family']}, {trainable['base_parameters']:,} parameters, "
-        f"{config.model.quantize}, {trainable['base_gib']:.3g} GiB on {opened.device.type} ({opened.device.reason})",
-        f"data       {len(opened.batches.ids('train'))} training and {len(opened.batches.ids('holdout'))} "
-        f"held-out samples, {per_step} a step, {opened.batches.per_epoch} micro-batches an epoch",
-        f"length     {opened.planned_steps} steps, checkpoints at {spoken(document['planned_checkpoints'])}",
-    ]
-
-
-def spoken(steps: list[int]) -> str:
-    return ", ".join(map(str, steps)) if len(steps) <= 6 else f"{steps[0]}, {steps[1]}, ... {steps[-1]}"
+def looking_back(run: Path, document: dict[str, Any]) -> list[str]:
+    """Draw the run as probe.png in its folder; what a person should know of it, a line each."""
+    past = history.read(run, document)
+    warning = history.overfitting(past.probes, past.checkpoints)
+    try:
+        monitor.draw(run, run / PICTURE)
+        drawn = f"losses     {run.name}/{PICTURE}"
+    except OSError as error:  # a full disk takes no picture; the fit is done all the same
+        drawn = f"warning: no {PICTURE}: {error}"
+    return [drawn, *([f"warning: {warning}"] if warning else [])]
 
 
 def following(state: str, smoke: bool) -> str:

@@ -85,7 +85,7 @@ def quantize(
             component=name,
             source=model / name,
             target=made.folder_of(workspace, name),
-            rule=nf4.rule_for(name, family.blocks, keep),
+            rule=nf4.rule_for(name, family.facts.blocks, keep),
             device=place,
         )
         for name in names
@@ -111,12 +111,21 @@ def quantize(
 
 
 def wanted(config: Config) -> tuple[str, ...]:
-    """The components that config.yaml doesn't set to none. Raises UserError where it does so for both."""
+    """The components that config.yaml doesn't set to none. Raises UserError where nothing is left.
+
+    The weights of model.transformer_weight are quantized while loading, the same bits.
+    """
     asked = {"transformer": config.model.quantize, "text_encoder": config.model.quantize_text_encoder}
-    names = tuple(name for name in COMPONENTS if asked[name] != "none")
+    replaced = config.model.transformer_weight is not None
+    names = tuple(
+        name for name in COMPONENTS if asked[name] != "none" and not (replaced and name == "transformer")
+    )
     if not names:
         raise UserError(
-            "config.yaml sets model.quantize and model.quantize_text_encoder to none: nothing is to be done",
+            "config.yaml sets model.quantize and model.quantize_text_encoder to none: nothing is to be done"
+            if not replaced
+            else "config.yaml replaces the denoiser (model.transformer_weight) and sets "
+            "model.quantize_text_encoder to none: nothing is to be done",
             remedy='gate skip 06 --reason "plain weights, as config.yaml says"',
         )
     return names

@@ -43,7 +43,7 @@ def write_config(workspace: Workspace, *, steps: int | None = None, force: bool 
             f"{workspace.config_path} exists and is left as it is",
             remedy="finetune plan, or finetune recommend --force to overwrite it",
         )
-    listed, _ = manifest.load(workspace)
+    listed = manifest.load(workspace)
     base = architecture.read(plan.locate_model(workspace, target["model"]))
-    text = recommend(listed.samples, base, model=target["model"], device=target["device"], steps=steps)
+    text = recommend(listed, base, model=target["model"], device=target["device"], steps=steps)
     files.write_text(workspace.config_path, text)

@@ -1,31 +1,40 @@
-"""finetune sample --prompt TEXT --image FILE [--image FILE ...] [--checkpoint best|last|none|PATH]"""
+"""finetune sample --prompt TEXT [--image FILE ...] [--checkpoint best|last|none|PATH]"""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from runtime import device, files
 from runtime.commands import common
+from runtime.commands.detach import LongCommand
 from runtime.config.load import load_config
+from runtime.config.model import Config
 from runtime.config.resolve import resolve
+from runtime.data import buckets
+from runtime.data import images as pictures
+from runtime.data.sample import Settings, Size
 from runtime.errors import UserError
+from runtime.families.facts import Facts
 from runtime.inference import validate
 from runtime.memory import made
 from runtime.progress import Progress
 from runtime.training import record
 from runtime.workspace import Workspace
 
+if TYPE_CHECKING:
+    from runtime.cache.key import Wanted
 
-@click.command(cls=common.Command)
+
+@click.command(cls=LongCommand)
 @click.option("--prompt", required=True, help="What to do with the picture.")
 @click.option(
     "--image",
     "images",
-    required=True,
     multiple=True,
     metavar="FILE",
-    help="The picture to edit; may be repeated.",
+    help="The picture to edit; may be repeated. Without one the prompt alone is painted.",
 )
 @click.option(
     "--checkpoint",
@@ -35,7 +44,11 @@ from runtime.workspace import Workspace
     help="none is the base alone.",
 )
 @click.option(
-    "--size", nargs=2, type=int, metavar="H W", help="Pixels.  [default: data.processor.target_size]"
+    "--size",
+    nargs=2,
+    type=int,
+    metavar="H W",
+    help="Pixels.  [default: as for a target of the picture's size]",
 )
 @click.option("--seed", type=int, help="[default: validation.seed]")
 @click.option("--out", default="sample.png", show_default=True, metavar="FILE")
@@ -53,45 +66,66 @@ def command(
 ) -> None:
     """Edit a picture of your own with the base and an adapter."""
     from runtime.cache import encode
-    from runtime.cache.encode import Ask
+    from runtime.cache.build import refuse_control_count
     from runtime.families.registry import load_family, locate
+    from runtime.inference import sampler
     from runtime.inference.painter import Painter
 
     config = resolve(workspace, load_config(workspace.config_path).config).config
     reference = config.model.pretrained_model_name_or_path
     model = locate(reference, workspace.resolve(reference))
     family, quantized = load_family(model), made.folders(workspace, model, config)
-    height, width = size or config.data.processor.target_size
-    if height % family.size_multiple or width % family.size_multiple or min(height, width) <= 0:
-        near = [max(1, round(side / family.size_multiple)) * family.size_multiple for side in (height, width)]
-        raise UserError(
-            f"--size {height} {width}: both must be multiples of {family.size_multiple}",
-            remedy=f"finetune sample --size {near[0]} {near[1]}",
-        )
+    if size is not None:
+        _refuse_broken(size, family.facts.size_multiple)
     controls = tuple(_existing(image) for image in images)
-    encode.refuse_control_count(family, "this picture", len(controls))
+    refuse_control_count(family.facts, "this picture", len(controls))
+    want, usual = _wanted(config, prompt, controls, family.facts)
     project = record.project(workspace, config.logging)
     folder = None if checkpoint == "none" else validate.find_checkpoint(project, checkpoint, workspace.root)
     progress = Progress()
-    progress.say("encoding the prompt with its picture")
-    guided = config.validation.guidance_scale > 1
-    ask = Ask(
-        prompt=prompt,
-        controls=controls,
-        negative=config.validation.negative_prompt if guided else None,
-    )
-    tensors = encode.encode(family, encode.load(family, model, config, quantized), config, ask)
+    progress.say("encoding the prompt" + (" with its picture" if images else ""))
+    encoded = encode.encode(family, encode.load(family, model, config, quantized), config, [want])
     device.free_cached(
         device.pick(config.hardware.device)
     )  # the text encoder is gone before the denoiser comes
     progress.say("painting")
     painter = Painter(family, model, config, folder, quantized)
     chosen = config.validation.seed if seed is None else seed
-    latents, _ = painter.sample("own", tensors, size=(height, width), seed=chosen)
+    task = replace(sampler.task_of(config.validation, "own", size or usual), seed=chosen)
+    latents, _ = painter.sample(task, encoded[0].tensors)
     picture = painter.picture(latents)
     path = Path(out).expanduser().resolve()
     files.write_with(path, lambda temporary: picture.save(temporary, format="PNG"))
     _print(path, folder, chosen, as_json)
+
+
+def _refuse_broken(size: Size, step: int) -> None:
+    if any(side % step or side <= 0 for side in size):
+        near = [max(1, round(side / step)) * step for side in size]
+        raise UserError(
+            f"--size {size[0]} {size[1]}: both must be multiples of {step}",
+            remedy=f"finetune sample --size {near[0]} {near[1]}",
+        )
+
+
+def _wanted(config: Config, prompt: str, paths: tuple[Path, ...], facts: Facts) -> "tuple[Wanted, Size]":
+    """What to encode, which is never stored and so has no key, and the size that its target would have."""
+    from runtime.cache.key import Picture, Wanted
+
+    processor, validation = config.data.processor, config.validation
+    sizes = [pictures.load(path, background=processor.background).size[::-1] for path in paths]
+    sizing = buckets.sizing(processor, Settings(), facts.size_multiple)
+    placed = buckets.place(sizing, target=None, controls=sizes, mask=None)
+    document = {
+        "prompt": prompt,
+        "alternatives": [],
+        "empty_prompt": False,
+        "negative_prompt": validation.negative_prompt if validation.guidance_scale > 1 else None,
+    }
+    pairs = zip(paths, placed.controls, strict=True)
+    controls = tuple(Picture(path=path, placed=place) for path, place in pairs)
+    want = Wanted(id="own", split="prompt", document=document, key="", target=None, controls=controls)
+    return want, placed.size
 
 
 def _existing(image: str) -> Path:

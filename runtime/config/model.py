@@ -13,18 +13,26 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PlainValidator,
-    WithJsonSchema,
     field_validator,
     model_validator,
 )
+
+from runtime.config.values import Argument, Targets, Warmup
 
 Quantize = Literal["auto", "none", "nf4"]
 Device = Literal["auto", "cpu", "xpu", "cuda"]
 DEVICES: tuple[str, ...] = get_args(Device)
 Precision = Literal["auto", "no", "bf16"]
-Schedule = Literal["constant", "constant_with_warmup", "linear", "cosine"]
-SigmaSampling = Literal["uniform", "sigmoid", "shift"]
+Schedule = Literal[
+    "constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial"
+]
+ControlsResize = Literal["cover", "area", "keep"]
+EncoderDtype = Literal["auto", "fp32", "bf16"]
+SigmaSampling = Literal["uniform", "sigmoid", "logit_normal", "shift", "family_shift"]
+Weighting = Literal["none", "sigma_sqrt", "cosmap"]
+Tracker = Literal[
+    "tensorboard", "wandb", "trackio", "mlflow", "comet_ml", "aim", "clearml", "dvclive", "swanlab"
+]
 
 ATTENTION_TARGETS = ("to_q", "to_k", "to_v", "to_out.0")
 USE_CACHE_REASON = (
@@ -40,25 +48,13 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _argument(value: Any) -> bool | int | float | tuple[int | float, ...]:
-    """Optimizers take flags, numbers and lists of numbers; text would be a number gone wrong."""
-    if isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, list | tuple) and all(type(item) in (int, float) for item in value):
-        return tuple(value)
-    raise ValueError("expected a number, true or false, or a list of numbers")
-
-
 Text = Annotated[str, Field(min_length=1)]
 Pixels = Annotated[int, Field(gt=0, le=16384)]
 Size = Annotated[tuple[Pixels, Pixels], BeforeValidator(_as_tuple)]
+Byte = Annotated[int, Field(ge=0, le=255)]
+Colour = Annotated[tuple[Byte, Byte, Byte], BeforeValidator(_as_tuple)]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_as_tuple)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Argument = Annotated[
-    Any,
-    PlainValidator(_argument),
-    WithJsonSchema({"type": ["boolean", "number", "array"], "items": {"type": "number"}}),
-]
 
 
 class Section(BaseModel):
@@ -69,13 +65,21 @@ class Lora(Section):
     r: Annotated[int, Field(ge=1, le=1024)] = 16
     """Rank of the adapter."""
     lora_alpha: Annotated[int, Field(ge=1)] = 16
-    """The adapter's output is scaled by lora_alpha / r."""
+    """The adapter's output is scaled by lora_alpha / r, with use_rslora by lora_alpha / sqrt(r)."""
     lora_dropout: Annotated[Number, Field(ge=0.0, lt=1.0)] = 0.0
     """Dropout on the adapter's input."""
     init_lora_weights: Literal["gaussian", True] = "gaussian"
     """How lora_A starts; lora_B starts at zero. true: Kaiming, peft's own default."""
-    target_modules: Annotated[Texts, Field(min_length=1)] = ATTENTION_TARGETS
-    """Names of the linears of each transformer block that get an adapter."""
+    target_modules: Targets = ATTENTION_TARGETS
+    """Linears that get an adapter: a list of names (to_q) and patterns (transformer_blocks.1*.attn.to_*); or
+    attention (both streams), attention+mlp, or all-linear (the modulations too) of each transformer block."""
+    use_dora: bool = False
+    """DoRA: the length of each row of the weight is learned too. Slower, and takes more memory."""
+    use_rslora: bool = False
+    """Scale by lora_alpha / sqrt(r), so that a higher rank is not a weaker adapter."""
+    pretrained_weight: Text | None = None
+    """Start from this adapter, in any common naming, with fresh optimizer state: a .safetensors file or its folder,
+    in the workspace, absolute, or external:NAME. Its rank may be smaller than r. null: start from nothing."""
 
     @field_validator("init_lora_weights", mode="before")
     @classmethod
@@ -84,17 +88,13 @@ class Lora(Section):
             raise ValueError("expected 'gaussian' or true")
         return value
 
-    @field_validator("target_modules")
-    @classmethod
-    def _no_repeats(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(value)) != len(value):
-            raise ValueError("expected each module once")
-        return value
-
 
 class Model(Section):
     pretrained_model_name_or_path: Text
     """The base: a folder in the diffusers layout, a hub id, or external:NAME."""
+    transformer_weight: Text | None = None
+    """Weights of the denoiser instead of the base's own: a single file, a shard, an index or a folder, in the
+    workspace, absolute, or external:NAME. With nf4 they are quantized while loading; step 06 leaves them out."""
     quantize: Quantize = "auto"
     """Weights of the frozen denoiser. auto: nf4 on an accelerator and wherever step 06 made it; else, on a
     CPU, only if it wouldn't fit plain."""
@@ -106,10 +106,21 @@ class Model(Section):
 
 class Processor(Section):
     target_size: Size = (384, 672)
-    """Height and width that targets are resized and centre-cropped to."""
+    """Height and width that targets are resized and centre-cropped to; with buckets, their area. What a dataset
+    file says (resolution) wins."""
+    enable_bucket: bool = False
+    """Aspect buckets: each target keeps about its aspect, at about the area of target_size."""
+    bucket_no_upscale: bool = False
+    """With buckets, a target smaller than that area keeps its size, cut to the family's multiple."""
     controls_size: Size | None = None
-    """Height and width of control images. null: as target_size. The edit pipelines of diffusers and ComfyUI
-    take about a megapixel whatever the output's size: near that, an adapter meets there what it was trained on."""
+    """Height and width of control images. null: the size of their target. The edit pipelines of diffusers and
+    ComfyUI take about a megapixel whatever the output's size: near that, an adapter meets there what it was
+    trained on."""
+    controls_resize: ControlsResize = "cover"
+    """cover: to exactly controls_size; area: aspect kept, at about the area of controls_size; keep: not resized
+    but where larger than that area, cut to the family's multiple."""
+    background: Colour = (255, 255, 255)
+    """Red, green and blue behind transparent pixels, for families without an alpha channel."""
     vl_pixels: Annotated[int, Field(gt=0)] | None = None
     """Largest area in pixels of the control as the text encoder sees it: as fitted to controls_size, shrunk to
     this where larger, never enlarged. The edit pipelines of diffusers and ComfyUI enlarge it too, so a small
@@ -119,11 +130,15 @@ class Processor(Section):
 
 class Data(Section):
     batch_size: Annotated[int, Field(ge=1)] = 1
-    """Samples per micro-batch; all of a micro-batch have the same shapes."""
+    """Samples per micro-batch; all of a micro-batch have the same shapes. What a dataset file says wins."""
+    num_workers: Annotated[int, Field(ge=0, le=32)] = 1
+    """Threads that read cached samples ahead of the step; 0: read when the step asks."""
     shuffle: bool = True
     """Draw a new order for each epoch, from train.seed and the epoch alone."""
     caption_dropout_rate: Annotated[Number, Field(ge=0.0, le=1.0)] = 0.0
     """Share of samples trained with the empty caption."""
+    max_prompt_tokens: Annotated[int, Field(ge=8, le=4096)] = 1024
+    """Longest prompt, without template and images; what is over is cut, and said. The published pipelines' limit."""
     processor: Processor = Processor()
     """Sizes that images are brought to."""
 
@@ -135,6 +150,14 @@ class CacheDevices(Section):
     """Where the VAE runs in the cache phase. auto: hardware.device."""
 
 
+class CacheDtypes(Section):
+    text_encoder: EncoderDtype = "auto"
+    """Precision of the text encoder, part of the cache's key. auto: bf16 on an accelerator, fp32 on a
+    CPU; bf16 there halves its memory."""
+    vae: EncoderDtype = "auto"
+    """Precision of the VAE, part of the cache's key. auto: bf16 on an accelerator, fp32 on a CPU."""
+
+
 class Cache(Section):
     use_cache: Literal[True] = True
     """Mandatory: embeddings and latents are computed once, so that the fit holds the denoiser only."""
@@ -142,6 +165,10 @@ class Cache(Section):
     """Folder of the cache, relative to the workspace."""
     devices: CacheDevices = CacheDevices()
     """Devices of the encoders."""
+    dtypes: CacheDtypes = CacheDtypes()
+    """Precisions of the encoders."""
+    batch_size: Annotated[int, Field(ge=1, le=256)] = 1
+    """Samples that an encoder takes at once, and the most that a kill costs."""
 
     @field_validator("use_cache", mode="before")
     @classmethod
@@ -173,10 +200,20 @@ class Train(Section):
     """Number of plain checkpoints to keep, the oldest go first. null: all."""
     max_grad_norm: Annotated[Number, Field(ge=0.0)] = 1.0
     """Gradients are clipped to this norm. 0: off."""
+    clip_grad_value: Annotated[Number, Field(gt=0.0)] | None = None
+    """Each gradient is clipped to this magnitude instead; then max_grad_norm must be 0. null: off."""
+    nonfinite_limit: Annotated[int, Field(ge=1)] = 3
+    """The run stops at so many steps in a row whose loss or gradient is not finite; each is left out and recorded."""
+    ema_decay: Annotated[Number, Field(gt=0.0, lt=1.0)] | None = None
+    """Average the adapter over the steps with this decay, such as 0.99; checkpoints then hold the average, and step
+    08 uses it. null: off."""
     mixed_precision: Precision = "auto"
     """Compute dtype of the denoiser. auto: bf16 on an accelerator, no (fp32) on CPU."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass: a third more time for far less memory."""
+    deterministic: bool = False
+    """Kernels that give the same bits each time, so that a resumed run is bit-equal on an accelerator too; slower.
+    On a CPU they do so anyway."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 42
     """Noise, sigma, order and dropout choices are functions of it."""
     probe_samples: Annotated[int, Field(ge=1)] = 8
@@ -190,6 +227,15 @@ class Train(Section):
         if len(given) != 1:
             seen = "both" if given else "neither"
             raise ValueError(f"saw {seen}, expected exactly one of max_train_steps and num_epochs")
+        return self
+
+    @model_validator(mode="after")
+    def _one_clipping(self) -> Self:
+        if self.clip_grad_value is not None and self.max_grad_norm > 0:
+            raise ValueError(
+                f"clip_grad_value {self.clip_grad_value:g} requires max_grad_norm: 0, saw {self.max_grad_norm:g}; "
+                "gradients are clipped by value or by norm"
+            )
         return self
 
 
@@ -221,13 +267,66 @@ class Optimizer(Section):
 class LrScheduler(Section):
     scheduler_type: Schedule = "cosine"
     """Shape of the learning rate over the run."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 50
-    """Steps over which the learning rate rises from zero; constant has none."""
+    warmup_steps: Warmup = None
+    """Steps over which the learning rate rises from zero, or their share of the run (0.1). null: 50; constant has
+    none."""
+    num_cycles: Annotated[int, Field(ge=1)] | None = None
+    """How often cosine_with_restarts falls. null: once."""
+    power: Annotated[Number, Field(gt=0.0)] | None = None
+    """Exponent of polynomial's fall to 1e-7. null: 1."""
+
+    @model_validator(mode="after")
+    def _every_key_counts(self) -> Self:
+        kind = self.scheduler_type
+        unused = {
+            "warmup_steps": bool(self.warmup_steps) and kind == "constant",
+            "num_cycles": self.num_cycles is not None and kind != "cosine_with_restarts",
+            "power": self.power is not None and kind != "polynomial",
+        }
+        for name in (name for name, idle in unused.items() if idle):
+            raise ValueError(f"{name}: {getattr(self, name)} does nothing for {kind}, expected it left out")
+        return self
 
 
 class Loss(Section):
     sigma_sampling: SigmaSampling = "sigmoid"
-    """Distribution of the noise level: uniform, sigmoid of a normal, or that shifted by the token count."""
+    """Distribution of the noise level: uniform; sigmoid of a normal; logit_normal, that with logit_mean and
+    logit_std; shift, sigmoid's moved towards noise by `shift`; family_shift, by the family's factor for the tokens."""
+    logit_mean: Number | None = None
+    """Of logit_normal. null: 0; above, more noise."""
+    logit_std: Annotated[Number, Field(gt=0.0)] | None = None
+    """Of logit_normal. null: 1."""
+    shift: Annotated[Number, Field(gt=0.0)] | None = None
+    """Of shift: above 1 towards noise."""
+    sigma_min: Annotated[Number, Field(ge=0.0, lt=1.0)] = 0.0
+    """Draws are spread over sigma_min..sigma_max."""
+    sigma_max: Annotated[Number, Field(gt=0.0, le=1.0)] = 1.0
+    """Draws are spread over sigma_min..sigma_max."""
+    sigma_strata: Annotated[int, Field(ge=2, le=1024)] | None = None
+    """Of so many consecutive samples, each has its sigma in another equal share of the distribution. null: off."""
+    weighting: Weighting = "none"
+    """Weight of a sample by its sigma, as SD3's: sigma_sqrt 1/s^2, cosmap 2/(pi (1 - 2 s + 2 s^2))."""
+    mask_floor: Annotated[Number, Field(ge=0.0, le=1.0)] = 0.0
+    """Where a sample has a mask: the weight of what is black in it; white has 1. 1: masks change nothing."""
+    prior_weight: Annotated[Number, Field(gt=0.0)] = 1.0
+    """Weight of samples of a regularisation set, which are held to the base's own prediction."""
+
+    @model_validator(mode="after")
+    def _every_key_counts(self) -> Self:
+        kinds = {"logit_mean": "logit_normal", "logit_std": "logit_normal", "shift": "shift"}
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            if value is not None and self.sigma_sampling != kind:
+                raise ValueError(f"{name}: {value:g} does nothing for {self.sigma_sampling}, expected {kind}")
+        if self.sigma_sampling == "shift" and self.shift is None:
+            raise ValueError(
+                "sigma_sampling: shift requires shift, say 3.0; family_shift takes the family's own"
+            )
+        if not self.sigma_min < self.sigma_max:
+            raise ValueError(
+                f"saw sigma_min {self.sigma_min:g} and sigma_max {self.sigma_max:g}, expected min < max"
+            )
+        return self
 
 
 class Logging(Section):
@@ -235,6 +334,9 @@ class Logging(Section):
     """Folder of all runs, relative to the workspace."""
     tracker_project_name: Text = "edit-lora"
     """Folder of this project's runs v0, v1, ... in output_dir."""
+    report_to: Annotated[tuple[Tracker, ...], BeforeValidator(_as_tuple)] = ("tensorboard",)
+    """Trackers that get the numbers too, by accelerate's names; tensorboard's files lie in the run's folder. []: none.
+    Keys and addresses of a service come from its own login or environment, never from here."""
 
     @field_validator("output_dir")
     @classmethod
@@ -258,7 +360,15 @@ class ValidationSample(Section):
     prompt: Text
     """What to ask for."""
     images: Texts = Field(min_length=1)
-    """Control images, relative to the workspace."""
+    """Control images, relative to the workspace; those of a prompt file are relative to it."""
+    size: Size | None = None
+    """Height and width to paint, multiples of the family's. null: as for a target of the first control's size."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """null: validation.seed."""
+    num_inference_steps: Annotated[int, Field(ge=2, le=1000)] | None = None
+    """null: validation.num_inference_steps."""
+    negative_prompt: Text | None = None
+    """null: validation.negative_prompt."""
 
 
 class Validation(Section):
@@ -272,6 +382,12 @@ class Validation(Section):
     """Base and adapter are sampled from the same noise, a function of it."""
     samples: Annotated[tuple[ValidationSample, ...], BeforeValidator(_as_tuple)] = ()
     """Prompts of your own to sample beside the held-out pairs."""
+    prompt_file: Text | None = None
+    """More of them, in the workspace, absolute, or external:NAME: a .jsonl with the keys of validation.samples, or
+    lines of musubi-tuner's form, `a prompt --ci control.png --w 672 --h 384`."""
+    sample_steps: Annotated[int, Field(ge=1)] | None = None
+    """Paint the prompts, else the first held-out samples, in the fit: at its start, every so many steps, and at
+    its end. What is trained stays the same, bit for bit. null: never."""
 
     @model_validator(mode="after")
     def _guidance_has_negative(self) -> Self:

@@ -7,11 +7,13 @@ from math import sqrt
 from statistics import median_low
 from typing import Any
 
-from runtime.data.manifest import Sample
+from runtime.data.manifest import Manifest
+from runtime.data.sample import Sample
 from runtime.errors import DataError
 from runtime.memory.architecture import Architecture
 
 PUBLISHED_PIXELS = 384 * 672  # the recipe that was validated on a 32 GiB AI PC
+DATASET_FILE_SIZE = (544, 960)  # musubi-tuner's default for a dataset file without `resolution`
 PASSES = 30  # the same recipe takes 1000 steps for 35 pairs
 LEAST_STEPS, MOST_STEPS, ROUND_TO = 300, 2000, 50
 CHECKPOINTS = 10
@@ -28,16 +30,16 @@ class Value:
 
 
 def recommend(
-    samples: Sequence[Sample], base: Architecture, *, model: str, device: str, steps: int | None = None
+    listed: Manifest, base: Architecture, *, model: str, device: str, steps: int | None = None
 ) -> str:
     """The text of config.yaml; `model` and `device` as the target has them. DataError without samples."""
-    train = [sample for sample in samples if sample.split == "train"]
+    train = listed.of("train")
     if not train:
         raise DataError("the dataset has no training sample", remedy="finetune dataset")
     values = [
         Value(key="model.pretrained_model_name_or_path", value=model, reason="from finetune init"),
         *_model(base),
-        *_data(train, base),
+        *_data(listed, base),
         Value(key="cache.use_cache", value=True, reason="mandatory: the fit then holds the denoiser only"),
         Value(key="cache.cache_dir", value="cache", reason="one folder per sample"),
         *_train(train, steps),
@@ -75,10 +77,18 @@ def _model(base: Architecture) -> list[Value]:
     ]
 
 
-def _data(train: Sequence[Sample], base: Architecture) -> list[Value]:
+def _data(listed: Manifest, base: Architecture) -> list[Value]:
+    train = listed.of("train")
     size, reason = target_size(train, base.size_multiple)
+    if listed.layout == "toml":
+        size, reason = _of_dataset_file(listed, size, reason)
+    batch = _stated(listed, "batch_size")
     return [
-        Value(key="data.batch_size", value=1, reason="least memory; accumulate for larger batches"),
+        Value(
+            key="data.batch_size",
+            value=batch or 1,
+            reason="as the dataset file says" if batch else "least memory; accumulate for larger batches",
+        ),
         Value(key="data.shuffle", value=True, reason="a new order each epoch"),
         Value(
             key="data.caption_dropout_rate",
@@ -87,6 +97,22 @@ def _data(train: Sequence[Sample], base: Architecture) -> list[Value]:
         ),
         Value(key="data.processor.target_size", value=list(size), reason=reason),
     ]
+
+
+def _of_dataset_file(listed: Manifest, size: tuple[int, int], reason: str) -> tuple[tuple[int, int], str]:
+    """What the file says for all sources wins there in any case; here it stands so that nobody is misled."""
+    stated = _stated(listed, "resolution")
+    if stated is not None:
+        return stated, "height, width: as the dataset file says"
+    if all(source.settings.resolution is None for source in listed.sources):
+        return DATASET_FILE_SIZE, "height, width: the default of dataset files that say none"
+    return size, reason + "; where the dataset file says none"
+
+
+def _stated(listed: Manifest, name: str) -> Any:
+    """The value that every source states, or None."""
+    values = {getattr(source.settings, name) for source in listed.sources}
+    return values.pop() if len(values) == 1 else None
 
 
 def target_size(train: Sequence[Sample], multiple: int) -> tuple[tuple[int, int], str]:

@@ -22,7 +22,7 @@ DRAWS = (
 @torch.no_grad()
 def losses(painter: Painter, name: str, tensors: dict[str, Tensor], *, seed: int) -> list[dict[str, Any]]:
     """`DRAWS` lines {sigma, noise, base, adapter}; sigmas are spread evenly over 0..1."""
-    objective = FlowMatching(family=painter.family, sampling="uniform", seed=seed)
+    objective = FlowMatching(family=painter.family, seed=seed)
     target = tensors["target"].float()[None]
     conditioning = base.conditioning_of(tensors)
     lines = []

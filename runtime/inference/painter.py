@@ -9,9 +9,9 @@ from torch import Tensor
 
 from runtime import device
 from runtime.config.model import Config
-from runtime.families import base
 from runtime.families.base import Family
 from runtime.inference import sampler
+from runtime.inference.sampler import Task
 from runtime.training import trainables
 from runtime.training.objective import predictor
 from runtime.training.trainables import Adapter
@@ -39,6 +39,7 @@ class Painter:
             dtype=self.dtype,
             quantize=config.model.quantize,
             made=(made or {}).get("transformer"),
+            weight=(made or {}).get("transformer_weight"),
         )
         self.adapter: Adapter | None = None
         if checkpoint is not None:
@@ -58,27 +59,9 @@ class Painter:
             with self.adapter.zeroed():
                 yield
 
-    def sample(
-        self, name: str, tensors: dict[str, Tensor], *, size: tuple[int, int], seed: int
-    ) -> tuple[Tensor, str]:
-        """Latents [1, C, h, w] for the conditioning in `tensors`, and the digest of the noise they began as.
-
-        `size` is height and width in pixels.
-        """
-        validation = self.config.validation
-        negative = "negative_embeds" in tensors
-        return sampler.sample(
-            self.family,
-            self.predict,
-            self.model,
-            (self.family.latent_channels, size[0] // 8, size[1] // 8),
-            base.conditioning_of(tensors),
-            steps=validation.num_inference_steps,
-            seed=seed,
-            name=name,
-            negative=base.conditioning_of(tensors, "negative_embeds") if negative else None,
-            guidance=validation.guidance_scale,
-        )
+    def sample(self, task: Task, tensors: dict[str, Tensor]) -> tuple[Tensor, str]:
+        """Latents [1, C, h, w] for the conditioning in `tensors`, and the digest of the noise they began as."""
+        return sampler.paint(self.family, self.predict, self.model, task, tensors)
 
     def picture(self, latents: Tensor) -> Image.Image:
         """Normalised latents [1, C, h, w] decoded."""

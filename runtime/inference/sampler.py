@@ -6,16 +6,65 @@ from the same and one sample can't shift the noise of the next.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from PIL import Image
 from torch import Tensor
 
+from runtime.config.model import Validation, ValidationSample
+from runtime.families import base
 from runtime.families.base import Conditioning, Family
 from runtime.training import draws
 from runtime.training.objective import Predict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is painted, beside the tensors that it is painted from."""
+
+    name: str
+    size: tuple[int, int]
+    """Height and width in pixels."""
+    seed: int
+    steps: int
+    guidance: float
+
+
+def task_of(
+    validation: Validation, name: str, size: tuple[int, int], asked: ValidationSample | None = None
+) -> Task:
+    """As configured; `asked`, a prompt's own word, goes before."""
+    seed = asked.seed if asked is not None else None
+    steps = asked.num_inference_steps if asked is not None else None
+    return Task(
+        name=name,
+        size=size,
+        seed=validation.seed if seed is None else seed,
+        steps=validation.num_inference_steps if steps is None else steps,
+        guidance=validation.guidance_scale,
+    )
+
+
+def paint(
+    family: Family, predict: Predict, model: Path, task: Task, tensors: Mapping[str, Tensor]
+) -> tuple[Tensor, str]:
+    """`sample` for the conditioning in a cache entry's tensors."""
+    held = dict(tensors)
+    return sample(
+        family,
+        predict,
+        model,
+        (family.facts.latent_channels, task.size[0] // 8, task.size[1] // 8),
+        base.conditioning_of(held),
+        steps=task.steps,
+        seed=task.seed,
+        name=task.name,
+        negative=base.conditioning_of(held, "negative_embeds") if "negative_embeds" in held else None,
+        guidance=task.guidance,
+    )
 
 
 @torch.no_grad()

@@ -16,10 +16,11 @@ from runtime import files
 from runtime.cache import build as cache_build
 from runtime.cache.build import Job
 from runtime.config.load import Loaded
-from runtime.config.model import Config
+from runtime.config.model import Config, ValidationSample
+from runtime.config.prompts import prompts_of
 from runtime.config.resolve import resolve
 from runtime.errors import UserError
-from runtime.inference import heldout
+from runtime.inference import heldout, sampler
 from runtime.inference.comparison import Row, grid
 from runtime.inference.painter import VARIANTS, Painter
 from runtime.progress import Progress
@@ -83,8 +84,10 @@ def validate(workspace: Workspace, loaded: Loaded, checkpoint: Path, progress: P
     painter = Painter(job.family, job.model, config, checkpoint, job.made)
     out = checkpoint.parent / "validation"
     rows, samples = [], []
+    asked = {prompt.name: prompt.asked for prompt in prompts_of(config, workspace)}
     for entry in progress.over(entries, "validate", unit="sample"):
-        row, sample = _one(job, painter, entry, out, workspace)
+        own = asked[entry["id"]] if entry["split"] == "prompt" else None
+        row, sample = _one(job, painter, entry, own, out, workspace)
         rows.append(row)
         samples.append(sample)
     page = grid(COLUMNS, rows)
@@ -114,34 +117,48 @@ def _entries(job: Job) -> list[dict[str, Any]]:
 
 
 def _one(
-    job: Job, painter: Painter, entry: dict[str, Any], out: Path, workspace: Workspace
+    job: Job,
+    painter: Painter,
+    entry: dict[str, Any],
+    asked: ValidationSample | None,
+    out: Path,
+    workspace: Workspace,
 ) -> tuple[Row, dict[str, Any]]:
     """One sample, painted by every variant and measured where it is held out: its row and its record."""
-    config = painter.config
-    name, seed = entry["id"], config.validation.seed
+    validation, name = painter.config.validation, entry["id"]
     tensors = job.store.read(entry["folder"])
-    prompt = job.store.entry(entry["folder"])["document"]["prompt"]
+    document = job.store.entry(entry["folder"])["document"]
+    height, width = document["sizes"]["target"]
+    task = sampler.task_of(validation, name, (height, width), asked)
     pictures, noise = dict(_decoded(painter, tensors)), {}
     for variant in VARIANTS:
         with painter.variant(variant):
-            size = config.data.processor.target_size
-            latents, noise[variant] = painter.sample(name, tensors, size=size, seed=seed)
+            latents, noise[variant] = painter.sample(task, tensors)
         pictures[variant] = painter.picture(latents)
     written = {
-        kind: _write(picture, out / kind / f"{entry['folder']}.png", workspace)
+        kind: _write(picture, out / kind / f"{_stem(entry)}.png", workspace)
         for kind, picture in pictures.items()
     }
     blank = Image.new("RGB", pictures["base"].size, (240, 240, 240))
-    row = Row(caption=f"{name}: {prompt}", pictures=tuple(pictures.get(c, blank) for c in COLUMNS))
+    row = Row(
+        caption=f"{name}: {document['prompt']}", pictures=tuple(pictures.get(c, blank) for c in COLUMNS)
+    )
     return row, {
         "id": name,
         "split": entry["split"],
         "key": entry["key"],
-        "prompt": prompt,
+        "prompt": document["prompt"],
         "noise_sha256": noise,
         "pictures": written,
-        "draws": heldout.losses(painter, name, tensors, seed=seed) if entry["split"] == "holdout" else [],
+        "draws": heldout.losses(painter, name, tensors, seed=validation.seed)
+        if entry["split"] == "holdout"
+        else [],
     }
+
+
+def _stem(entry: dict[str, Any]) -> str:
+    """A file name for every system. Two prompts may share an entry and differ in their seed."""
+    return str(entry["id"] if entry["split"] == "prompt" else entry["folder"])
 
 
 def _decoded(painter: Painter, tensors: dict[str, Any]) -> Iterator[tuple[str, Image.Image]]:

@@ -1,16 +1,18 @@
 """Micro-batches read from the cache, each a pure function of its place in the run."""
 
-from collections.abc import Hashable, Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from runtime.cache.store import Store
-from runtime.data import order
+from runtime.data.order import Order, Slot
 from runtime.families import base
 from runtime.families.base import Conditioning
 from runtime.training import draws
@@ -20,12 +22,17 @@ KEPT_BYTES = 256 * 2**20  # of entries read before: a small dataset is read once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """`ids` [B]; `target` normalised latents [B, C, h, w] fp32 on the CPU; `dropped`: ids without caption."""
+    """`ids` [B]; `target` normalised latents [B, C, h, w] fp32 on the CPU; `mask` [B, 1, h, w] in 0..1 or None.
+
+    `dropped`: ids without caption; `regularisation`: these hold the base's behaviour.
+    """
 
     ids: tuple[str, ...]
     epoch: int
     target: Tensor
     conditioning: Conditioning
+    mask: Tensor | None
+    regularisation: bool
     dropped: tuple[str, ...]
     bucket: str
 
@@ -36,93 +43,96 @@ class Batches:
     def __init__(
         self,
         store: Store,
+        ordered: Order,
         *,
-        batch_size: int,
-        seed: int,
-        shuffle: bool,
         caption_dropout: float,
+        workers: int = 1,
         epochs: int | None = None,
     ) -> None:
-        self.store, self.epochs = store, epochs
-        self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
-        self.caption_dropout = caption_dropout
+        self.store, self.order, self.epochs = store, ordered, epochs
+        self.caption_dropout, self.workers = caption_dropout, workers
         entries = store.manifest()["entries"]
         self.folders = {(entry["split"], entry["id"]): entry["folder"] for entry in entries}
-        self._train = [
-            (entry["id"], shapes_of(store, entry["folder"])) for entry in entries if entry["split"] == "train"
-        ]
+        self._regularisation = {item.id for item in ordered.items if item.regularisation}
         largest = max((_size(entry) for entry in entries), default=1)
         self.read = lru_cache(maxsize=KEPT_BYTES // largest)(store.read)
-        self.epoch = lru_cache(maxsize=2)(self._epoch)
 
     def ids(self, split: str) -> list[str]:
         return [name for kind, name in self.folders if kind == split]
 
-    def _epoch(self, epoch: int) -> list[list[str]]:
-        return order.micro_batches(
-            self._train, batch_size=self.batch_size, seed=self.seed, epoch=epoch, shuffle=self.shuffle
-        )
-
-    @property
-    def per_epoch(self) -> int:
-        return len(self.epoch(0))
+    def learned(self) -> list[str]:
+        """Training samples that are to be learned, those left out that hold the base's behaviour."""
+        return [name for name in self.ids("train") if name not in self._regularisation]
 
     def at(self, micro: int) -> MicroBatch:
         """The `micro`-th micro-batch of the run, counted from 0 across epochs."""
-        epoch, place = divmod(micro, self.per_epoch)
-        ids = self.epoch(epoch)[place]
-        dropped = tuple(name for name in ids if self._drops(epoch, name))
-        tensors = [self.read(self.folders["train", name]) for name in ids]
-        items = [
-            base.conditioning_of(t, "empty_embeds" if name in dropped else "prompt_embeds")
-            for name, t in zip(ids, tensors, strict=True)
-        ]
-        target = torch.stack([t["target"].float() for t in tensors])
+        return self._read(*self._place(micro))
+
+    def _place(self, micro: int) -> tuple[int, tuple[Slot, ...]]:
+        epoch, place = self.order.locate(micro)
+        return epoch, self.order.epoch(epoch)[place]
+
+    def _read(self, epoch: int, slots: Sequence[Slot]) -> MicroBatch:
+        tensors = [self.read(self.folders["train", slot.id]) for slot in slots]
+        embeds = [self._embeds(epoch, slot, held) for slot, held in zip(slots, tensors, strict=True)]
+        items = [base.conditioning_of(held, name) for held, name in zip(tensors, embeds, strict=True)]
+        target = torch.stack([held["target"].float() for held in tensors])
+        masked = all("mask" in held for held in tensors)
         return MicroBatch(
-            ids=tuple(ids),
+            ids=tuple(slot.id for slot in slots),
             epoch=epoch,
             target=target,
             conditioning=base.collate(items),
-            dropped=dropped,
-            bucket=bucket_name(shapes_of(self.store, self.folders["train", ids[0]])),
+            mask=torch.stack([held["mask"][None] for held in tensors]) if masked else None,
+            regularisation=slots[0].id in self._regularisation,
+            dropped=tuple(
+                slot.id for slot, name in zip(slots, embeds, strict=True) if name == "empty_embeds"
+            ),
+            bucket=bucket_name(tensors[0]),
         )
 
-    def _drops(self, epoch: int, name: str) -> bool:
-        rate = self.caption_dropout
-        return rate > 0 and draws.uniform("caption", self.seed, epoch, name) < rate
+    def _embeds(self, epoch: int, slot: Slot, held: dict[str, Tensor]) -> str:
+        """Which embedding this sight of a sample trains on: none, or one of its captions."""
+        where = (self.order.seed, epoch, slot.time, slot.id)
+        if self.caption_dropout > 0 and draws.uniform("caption", *where) < self.caption_dropout:
+            return "empty_embeds"
+        count = 1 + sum(name.startswith("prompt_embeds_") for name in held)
+        chosen = int(draws.uniform("pick", *where) * count) if count > 1 else 0
+        return f"prompt_embeds_{chosen}" if chosen else "prompt_embeds"
 
     def windows(self, first_step: int, steps: int, accumulation: int) -> Iterator[list[MicroBatch]]:
-        """The micro-batches of each step from `first_step` on, the next one read ahead in a thread."""
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            ahead = pool.submit(self._window, first_step, accumulation)
-            for step in range(first_step, steps + 1):
-                window = ahead.result()
-                if step < steps:
-                    ahead = pool.submit(self._window, step + 1, accumulation)
+        """The micro-batches of each step from `first_step` on; `workers` threads read ahead."""
+        # Here and not in the threads: an order remembers the epochs that it was asked for.
+        places = (self._places(step, accumulation) for step in range(first_step, steps + 1))
+        if not self.workers:
+            yield from map(self._window, places)
+            return
+        with ThreadPoolExecutor(max_workers=self.workers) as pool:
+            ahead = deque(pool.submit(self._window, some) for some in islice(places, self.workers))
+            while ahead:
+                window = ahead.popleft().result()
+                ahead.extend(pool.submit(self._window, some) for some in islice(places, 1))
                 yield window
 
-    def _window(self, step: int, accumulation: int) -> list[MicroBatch]:
+    def _window(self, places: Sequence[tuple[int, tuple[Slot, ...]]]) -> list[MicroBatch]:
+        return [self._read(epoch, slots) for epoch, slots in places]
+
+    def _places(self, step: int, accumulation: int) -> list[tuple[int, tuple[Slot, ...]]]:
         """Windows cross epochs; where the run's length is a number of epochs, its last one may be short."""
         first = (step - 1) * accumulation
         end = first + accumulation
         if self.epochs is not None:
-            end = min(end, self.epochs * self.per_epoch)
-        return [self.at(micro) for micro in range(first, end)]
-
-
-@cache
-def shapes_of(store: Store, folder: str) -> Hashable:
-    """Latent shapes of an entry, target first: samples of one micro-batch agree in it."""
-    tensors = store.entry(folder)["tensors"]
-    names = ["target", *sorted(name for name in tensors if name.startswith("control_"))]
-    return tuple(tuple(tensors[name]["shape"]) for name in names if name in tensors)
+            end = min(end, self.order.count(self.epochs))
+        return [self._place(micro) for micro in range(first, end)]
 
 
 def _size(entry: dict[str, Any]) -> int:
     return max(1, sum(int(recorded["size"]) for recorded in entry["files"].values()))
 
 
-def bucket_name(shapes: Hashable) -> str:
+def bucket_name(held: dict[str, Tensor]) -> str:
     """`64x64+64x64`: height and width in pixels of target and controls."""
-    assert isinstance(shapes, tuple)
-    return "+".join(f"{shape[-2] * 8}x{shape[-1] * 8}" for shape in shapes)
+    controls = sorted((name for name in held if name.startswith("control_")), key=lambda name: int(name[8:]))
+    return "+".join(
+        f"{held[name].shape[-2] * 8}x{held[name].shape[-1] * 8}" for name in ("target", *controls)
+    )

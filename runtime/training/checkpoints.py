@@ -7,6 +7,7 @@ A folder is filled under a temporary name and renamed. The new -last- stands bef
 one goes, so a kill at any moment leaves at least one whole.
 """
 
+import contextlib
 import re
 import shutil
 from dataclasses import dataclass
@@ -20,8 +21,9 @@ from runtime.training.record import Run
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LRScheduler
+    from torch.optim.lr_scheduler import LambdaLR
 
+    from runtime.training.ema import Ema
     from runtime.training.trainables import Adapter
 
 PLAIN = re.compile(r"checkpoint-(\d+)-(\d+)")
@@ -36,13 +38,19 @@ class Trained:
 
     adapter: "Adapter"
     optimizer: "Optimizer"
-    schedule: "LRScheduler"
+    schedule: "LambdaLR"
+    ema: "Ema | None" = None
+
+    def offered(self) -> contextlib.AbstractContextManager[None]:
+        """The weights that checkpoints are for, in the adapter for as long as the block runs."""
+        return self.ema.applied() if self.ema is not None else contextlib.nullcontext()
 
 
 def save_plain(run: Run, trained: Trained, *, step: int, epoch: int) -> Path:
     path = run.path / f"checkpoint-{epoch}-{step}"
     temporary = _temporary(path)
-    trained.adapter.save(temporary)
+    with trained.offered():
+        trained.adapter.save(temporary)
     _put(temporary, path)
     run.saved("save", "checkpoint", step, epoch, path, "scheduled")
     return path
@@ -55,8 +63,11 @@ def save_last(run: Run, trained: Trained, state: dict[str, Any]) -> Path:
     step, epoch = state["step"], state["epoch"]
     path = run.path / f"checkpoint-last-{epoch}-{step}-last"
     temporary = _temporary(path)
-    trained.adapter.save(temporary)
+    with trained.offered():
+        trained.adapter.save(temporary)
     trained.adapter.save_state(temporary)
+    if trained.ema is not None:
+        trained.ema.save(temporary)
     torch.save(trained.optimizer.state_dict(), temporary / "optimizer.bin")
     torch.save(trained.schedule.state_dict(), temporary / "scheduler.bin")
     # Draws depend on (seed, step, slot) alone; this file is for readers that expect it.
@@ -172,6 +183,8 @@ def unusable(path: Path) -> str:
         return f"lacks {', '.join(missing)}"
     for line in reversed(files.read_json_lines(path.parent / "saves.jsonl")):
         if line["event"] == "save" and line["path"] == path.name:
+            if missing := [name for name in line["files"] if not (path / name).is_file()]:
+                return f"lacks {', '.join(missing)}"
             changed = [
                 n for n, kept in line["files"].items() if files.file_digest(path / n) != kept["sha256"]
             ]
@@ -197,6 +210,8 @@ def restore(path: Path, trained: Trained) -> None:
     import torch
 
     trained.adapter.load_state(path)
+    if trained.ema is not None:
+        trained.ema.load(path)
     trained.optimizer.load_state_dict(
         torch.load(path / "optimizer.bin", map_location="cpu", weights_only=True)
     )

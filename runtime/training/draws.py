@@ -29,16 +29,3 @@ def noise(shape: Sequence[int], *labels: object) -> Tensor:
 def uniform(*labels: object) -> float:
     """One number in [0, 1)."""
     return float(torch.rand((), generator=generator("uniform", *labels), dtype=torch.float64))
-
-
-def sigma(sampling: str, shift: float, *labels: object) -> float:
-    """How noisy the target is made, in (0, 1).
-
-    `sigmoid` is the logistic of a standard normal (SD3's logit-normal with mean 0, scale 1);
-    `shift` moves that by the family's token-dependent factor, as its sampler moves its sigmas.
-    """
-    if sampling == "uniform":
-        return min(max(uniform("sigma", *labels), 1e-4), 1 - 1e-4)
-    normal = torch.randn((), generator=generator("sigma", *labels), dtype=torch.float64)
-    drawn = float(torch.sigmoid(normal))
-    return drawn if sampling == "sigmoid" else shift * drawn / (1 + (shift - 1) * drawn)

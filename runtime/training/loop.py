@@ -4,7 +4,7 @@ import math
 import time
 import traceback
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,16 +12,18 @@ from torch import Tensor
 from runtime import device
 from runtime.errors import UserError
 from runtime.progress import Progress
-from runtime.training import checkpoints, draws
+from runtime.training import checkpoints, draws, optimizers, stretches, trackers
 from runtime.training.batches import MicroBatch
 from runtime.training.interruption import Wish, graceful
 from runtime.training.session import Session
+from runtime.training.stretches import Stretches
+from runtime.training.trackers import Trackers
 
 HEARTBEAT_S = 5.0
 
 
 class NonFiniteError(UserError):
-    """Loss or gradient is NaN or infinite; the adapter is still that of the step before."""
+    """Loss or gradient was NaN or infinite for too many steps; the adapter is still that of the step before."""
 
 
 class NoGradientError(UserError):
@@ -36,8 +38,13 @@ class Cursor:
     epoch: int
     loss_ema: list[float]
     saved_step: int
+    not_finite: list[str]
+    """Of the steps in a row up to now that were left out: what was not finite, and of which samples."""
+    proven: bool
+    """A gradient has reached the adapter."""
     updating: bool = False  # adapter, schedule, step and records don't agree at the moment
     last_heartbeat: float = field(default_factory=time.monotonic)
+    stretches: Stretches = field(default_factory=Stretches)
 
 
 def fit(session: Session, progress: Progress) -> str:
@@ -47,10 +54,12 @@ def fit(session: Session, progress: Progress) -> str:
         epoch=session.state["epoch"],
         loss_ema=session.state["loss_ema"],
         saved_step=session.state["step"],
+        not_finite=session.state["not_finite"],
+        proven=session.state["step"] > 0,
     )
-    with graceful() as wish:
+    with graceful() as wish, trackers.opened(session.config, session.run.path, progress.say) as followed:
         try:
-            _train(session, cursor, progress, wish)
+            _train(session, cursor, progress, wish, followed)
         except BaseException as error:
             _failed(session, cursor, error)
             raise
@@ -58,13 +67,14 @@ def fit(session: Session, progress: Progress) -> str:
             progress.stop()
         if cursor.step < session.planned_steps:
             return _interrupted(session, cursor, wish)
-    session.run.finish("completed", "trained", f"stopped at step {cursor.step} as planned")
+        session.run.finish("completed", "trained", f"stopped at step {cursor.step} as planned")
     return "completed"
 
 
-def _train(session: Session, cursor: Cursor, progress: Progress, wish: Wish) -> None:
+def _train(session: Session, cursor: Cursor, progress: Progress, wish: Wish, followed: Trackers) -> None:
     if cursor.step == 0:
-        session.run.probe(_probe(session, 0))
+        _measure(session, 0, followed)
+        _paint(session, cursor, progress, wish, followed)
     progress.start("fit", session.planned_steps, cursor.step)
     accumulation = session.config.train.gradient_accumulation_steps
     for window in session.batches.windows(cursor.step + 1, session.planned_steps, accumulation):
@@ -73,10 +83,30 @@ def _train(session: Session, cursor: Cursor, progress: Progress, wish: Wish) -> 
         line = _step(session, cursor, window)
         session.run.metrics(line)
         cursor.updating = False
+        followed.step(line)
+        _watch(session, cursor, progress, line)
         _heartbeat(session, cursor)
         progress.update(cursor.step, _live(line))
         if cursor.step in session.run.document["planned_checkpoints"]:
-            _checkpoint(session, cursor, progress)
+            _checkpoint(session, cursor, progress, followed)
+        _paint(session, cursor, progress, wish, followed)
+
+
+def _watch(session: Session, cursor: Cursor, progress: Progress, line: dict[str, Any]) -> None:
+    """Say when the machine slept or slowed down; run.json has it with whatever is written next."""
+    alike = (line["bucket"], line["tokens"])
+    for said in cursor.stretches.after(line["step"], line["step_s"], alike, stretches.read_clocks()):
+        progress.say(f"note: {said}")
+    session.run.document["stretches"] = cursor.stretches.to_json()
+
+
+def _paint(session: Session, cursor: Cursor, progress: Progress, wish: Wish, followed: Trackers) -> None:
+    """After the checkpoint of the same step: whatever painting breaks, nothing learned is lost."""
+    if session.samples is not None and session.samples.due(cursor.step, session.planned_steps):
+        session.samples.paint(cursor.step, progress, lambda: bool(wish))
+        for painted in session.run.document.get("samples", {"painted": []})["painted"][-1:]:
+            if painted["step"] == cursor.step:
+                followed.painted(painted)
 
 
 def _step(session: Session, cursor: Cursor, window: list[MicroBatch]) -> dict[str, Any]:
@@ -89,9 +119,7 @@ def _step(session: Session, cursor: Cursor, window: list[MicroBatch]) -> dict[st
         "step": cursor.step + 1,
         "epoch": window[-1].epoch,
         "lr": session.trained.optimizer.param_groups[0]["lr"],
-        "tokens": sum(
-            len(batch.ids) * session.family.tokens(batch.target.shape, batch.conditioning) for batch in window
-        ),
+        "tokens": sum(session.family.tokens(batch.target.shape, batch.conditioning) for batch in window),
         "samples": [name for batch in window for name in batch.ids],
         "sigmas": sigmas,
         "dropped": [name for batch in window for name in batch.dropped],
@@ -100,17 +128,46 @@ def _step(session: Session, cursor: Cursor, window: list[MicroBatch]) -> dict[st
     }
     norm, clipped = _clip(session)
     if not (math.isfinite(loss) and math.isfinite(norm)):
-        _refuse_non_finite(session, {**line, **_measured(session, started)}, loss, norm)
-    if cursor.step == 0 and norm == 0.0:
-        raise _no_gradient()
-    cursor.updating = True
+        return _leave_out(session, cursor, {**line, **_measured(session, started)}, loss, norm)
+    if not cursor.proven and not all(batch.regularisation for batch in window):
+        if norm == 0.0:
+            raise _no_gradient()
+        cursor.proven = True
+    cursor.updating, cursor.not_finite = True, []
     session.trained.optimizer.step()
-    session.trained.schedule.step()
-    session.trained.optimizer.zero_grad(set_to_none=True)
-    cursor.step, cursor.epoch = cursor.step + 1, window[-1].epoch
+    if session.trained.ema is not None:
+        session.trained.ema.update()
+    _advance(session, cursor, line)
     cursor.loss_ema, smoothed = ema(cursor.loss_ema, loss)
     known = {"loss": loss, "loss_ema": smoothed, "grad_norm": norm, "clipped": clipped}
     return {**line, **known, **_measured(session, started)}
+
+
+def _advance(session: Session, cursor: Cursor, line: dict[str, Any]) -> None:
+    session.trained.schedule.step()
+    session.trained.optimizer.zero_grad(set_to_none=True)
+    cursor.step, cursor.epoch = line["step"], line["epoch"]
+
+
+def _leave_out(
+    session: Session, cursor: Cursor, line: dict[str, Any], loss: float, norm: float
+) -> dict[str, Any]:
+    """A step without its update: recorded, and the end of the run where it is one of too many in a row."""
+    unknown = {"loss": None, "loss_ema": None, "grad_norm": None, "clipped": False, "skipped": True}
+    samples = ", ".join(line["samples"])
+    cursor.not_finite = [
+        *cursor.not_finite,
+        f"step {line['step']}: loss {loss}, gradient norm {norm}, samples {samples}",
+    ]
+    if len(cursor.not_finite) >= session.config.train.nonfinite_limit:
+        session.run.metrics({**line, **unknown})
+        raise NonFiniteError(
+            "loss or gradient was not finite:\n  " + "\n  ".join(cursor.not_finite),
+            remedy="set a lower optimizer.init_args.lr in config.yaml, or take these samples out; then finetune plan",
+        )
+    cursor.updating = True
+    _advance(session, cursor, line)
+    return {**line, **unknown}
 
 
 def _gradients(session: Session, step: int, window: list[MicroBatch]) -> tuple[Tensor, list[float]]:
@@ -122,7 +179,7 @@ def _gradients(session: Session, step: int, window: list[MicroBatch]) -> tuple[T
         draw = session.objective.draw(batch, step, len(sigmas))
         seed = draws.seed_of("dropout", session.config.train.seed, step, len(sigmas))
         with device.seeded(seed):
-            batch_losses = session.objective.losses(session.predict, batch.target, batch.conditioning, draw)
+            batch_losses = session.objective.step_losses(session.predict, session.predict_base, batch, draw)
             if not batch_losses.requires_grad:
                 raise _no_gradient()
             # The mean is over the samples of the step, however they fall into micro-batches.
@@ -134,9 +191,8 @@ def _gradients(session: Session, step: int, window: list[MicroBatch]) -> tuple[T
 
 def _clip(session: Session) -> tuple[float, bool]:
     """The gradient's norm before clipping, and whether it was clipped."""
-    limit = session.config.train.max_grad_norm or math.inf
-    norm = float(torch.nn.utils.clip_grad_norm_(session.trained.adapter.parameters(), limit))
-    return norm, norm > limit
+    train = session.config.train
+    return optimizers.clip(session.trained.adapter.parameters(), train.max_grad_norm, train.clip_grad_value)
 
 
 def _measured(session: Session, started: float) -> dict[str, Any]:
@@ -148,16 +204,6 @@ def _measured(session: Session, started: float) -> dict[str, Any]:
         "peak_gib": used.peak_gib,
         "rss_gib": used.rss_gib,
     }
-
-
-def _refuse_non_finite(session: Session, line: dict[str, Any], loss: float, norm: float) -> NoReturn:
-    """Record the step that never was, for a resume would meet it again, and stop before it does harm."""
-    unknown = {"loss": None, "loss_ema": None, "grad_norm": None, "clipped": False}
-    session.run.metrics({**line, **unknown})
-    raise NonFiniteError(
-        f"step {line['step']}: loss {loss}, gradient norm {norm}, samples {', '.join(line['samples'])}",
-        remedy="set a lower optimizer.init_args.lr in config.yaml, or take these samples out; then finetune plan",
-    )
 
 
 def ema(state: list[float], loss: float, decay: float = 0.95) -> tuple[list[float], float]:
@@ -173,12 +219,11 @@ def _no_gradient() -> NoGradientError:
     )
 
 
-def _checkpoint(session: Session, cursor: Cursor, progress: Progress) -> None:
+def _checkpoint(session: Session, cursor: Cursor, progress: Progress, followed: Trackers) -> None:
     """A boundary: plain checkpoint, rolled -last-, probe, pruning."""
     run, step = session.run, cursor.step
     path = checkpoints.save_plain(run, session.trained, step=step, epoch=cursor.epoch)
-    line = _probe(session, step)
-    run.probe(line)
+    line = _measure(session, step, followed)
     best = run.document["best"]
     holdout = line["holdout_mean"]
     if holdout is not None and (best is None or holdout < best["holdout_loss"]):
@@ -197,6 +242,7 @@ def _save_last(session: Session, cursor: Cursor) -> None:
         "step": cursor.step,
         "epoch": cursor.epoch,
         "loss_ema": cursor.loss_ema,
+        "not_finite": cursor.not_finite,
         "fingerprint": session.fingerprint,
     }
     checkpoints.save_last(session.run, session.trained, state)
@@ -204,11 +250,19 @@ def _save_last(session: Session, cursor: Cursor) -> None:
     session.run.write(done_steps=cursor.step)
 
 
+def _measure(session: Session, step: int, followed: Trackers) -> dict[str, Any]:
+    line = _probe(session, step)
+    session.run.probe(line)
+    followed.probe(line)
+    return line
+
+
 def _probe(session: Session, step: int) -> dict[str, Any]:
     """Without dropout, whatever the fit uses; nothing of the run's randomness is touched."""
     session.denoiser.eval()
     try:
-        return session.probe.measure(session.predict, step)
+        with session.trained.offered():
+            return session.probe.measure(session.predict, step)
     finally:
         session.denoiser.train()
 
@@ -245,7 +299,7 @@ def _heartbeat(session: Session, cursor: Cursor) -> None:
 def _live(line: dict[str, Any]) -> str:
     memory = line["alloc_gib"] or line["rss_gib"]
     return (
-        f"loss {line['loss']:.4f} (smooth {line['loss_ema']:.4f})  lr {line['lr']:.2e}  "
+        f"loss {_number(line['loss'])} (smooth {_number(line['loss_ema'])})  lr {line['lr']:.2e}  "
         f"{line['step_s']:.2f} s/step  {memory:.1f} GiB"
     )
 

@@ -22,7 +22,7 @@ class Probe:
         self.chosen = [
             (split, name)
             for split in ("train", "holdout")
-            for name in sorted(batches.ids(split), key=lambda n: draws.seed_of("probe", objective.seed, n))[
+            for name in sorted(_of(batches, split), key=lambda n: draws.seed_of("probe", objective.seed, n))[
                 :samples
             ]
         ]
@@ -62,3 +62,8 @@ def _finite(value: float) -> bool:
 def _mean(values: list[float | None]) -> float | None:
     finite = [value for value in values if value is not None]
     return sum(finite) / len(finite) if finite and len(finite) == len(values) else None
+
+
+def _of(batches: Batches, split: str) -> list[str]:
+    """What is to be learned, or held out; a set that holds the base's behaviour tells nothing of learning."""
+    return batches.learned() if split == "train" else batches.ids(split)

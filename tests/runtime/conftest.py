@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from runtime.cache import build
+    from runtime.data import manifest
     from runtime.training import record, session
 
 os.environ.setdefault(
@@ -135,6 +136,18 @@ def make_dataset(tmp_path: Path) -> MakeDataset:
 
 
 @pytest.fixture
+def read_dataset(tmp_path: Path) -> "Callable[[Path], manifest.Manifest]":
+    """The manifest of a folder, its holdout by the default rule."""
+    from runtime.data import reading
+
+    def read(root: Path) -> "manifest.Manifest":
+        reader = Workspace(tmp_path / "reader")
+        return reading.build(reader, reader.refer(root, "dataset"))
+
+    return read
+
+
+@pytest.fixture
 def workspace(tmp_path: Path, make_model: MakeModel, make_dataset: MakeDataset) -> Workspace:
     """Initialised for the CPU with the tiny base and twelve pairs, nothing scanned yet."""
     from runtime.commands.init import write_target
@@ -186,9 +199,9 @@ class Lab:
         return load.load_config(self.workspace.config_path)
 
     def scan(self, holdout: int = 3) -> None:
-        from runtime.data import manifest
+        from runtime.data import reading
 
-        found = manifest.build(self.root / "dataset", holdout, reference="dataset")
+        found = reading.build(self.workspace, "dataset", holdout)
         recording = self.workspace.begin_evidence("02-dataset", "finetune dataset")
         recording.write(inputs={}, data=found.to_json())
 

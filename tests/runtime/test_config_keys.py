@@ -4,6 +4,7 @@ The framework that this recipe grew from accepts ten keys that do nothing. Here 
 two values and something that differs between them; a key that is missing fails the last test.
 """
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +13,16 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from PIL import Image
 
 from runtime import files
-from runtime.cache import build, encode
+from runtime.cache import encode
 from runtime.config import load
 from runtime.errors import UserError
 from runtime.inference import heldout, validate
 from runtime.progress import Progress
-from runtime.training import checkpoints, loop
+from runtime.training import checkpoints, loop, trainables
+from runtime.training.batches import Batches
 
 Changes = dict[str, Any]
 Observe = Callable[[Any, Changes], Any]
@@ -68,6 +71,31 @@ def first_values(lab: Any, changes: Changes) -> Any:
     return [p.flatten()[:3].tolist() for p in lab.launch(changes).trained.adapter.parameters()]
 
 
+def started(lab: Any, changes: Changes) -> Any:
+    """Beside an adapter in kohya's naming that lies in the workspace."""
+    from safetensors.torch import save_file
+
+    names = [
+        f"lora_unet_transformer_blocks_{block}_attn_{name}.lora_{half}.weight"
+        for block in (0, 1)
+        for name in ("to_q", "to_k")
+        for half in ("down", "up")
+    ]
+    shapes = {"down": (2, 128), "up": (128, 2)}
+    tensors = {name: torch.ones(next(shapes[half] for half in shapes if half in name)) for name in names}
+    save_file(tensors, lab.root / "start.safetensors")
+    return first_values(lab, changes)
+
+
+def replaced(lab: Any, changes: Changes) -> Any:
+    """Beside other weights of the denoiser that lie in the workspace."""
+    from safetensors.torch import load_file, save_file
+
+    own = Path(lab.workspace.externals()["model"]) / "transformer" / "diffusion_pytorch_model.safetensors"
+    save_file({name: tensor * 2 for name, tensor in load_file(own).items()}, lab.root / "dit.safetensors")
+    return lab.launch(changes).denoiser.proj_out.weight.flatten()[:3].tolist()
+
+
 def scale(lab: Any, changes: Changes) -> Any:
     """Of what the adapter adds: the same weights, another answer."""
     session = lab.launch(changes)
@@ -75,6 +103,12 @@ def scale(lab: Any, changes: Changes) -> Any:
         for parameter in session.trained.adapter.parameters():
             parameter.fill_(0.05)
     return loop._probe(session, 0)["train_mean"]
+
+
+def offered(lab: Any, changes: Changes) -> str:
+    """What the last checkpoint holds for use."""
+    path = checkpoints.plains(run_of(lab, changes).path)[-1] / trainables.WEIGHTS
+    return files.file_digest(path)
 
 
 def base_dtypes(lab: Any, changes: Changes) -> Any:
@@ -100,6 +134,14 @@ def rates(lab: Any, changes: Changes) -> list[float]:
     return [line["lr"] for line in metrics(lab, {"lr_scheduler.scheduler_type": "cosine", **changes})]
 
 
+def restarting(lab: Any, changes: Changes) -> list[float]:
+    return rates(lab, {"lr_scheduler.scheduler_type": "cosine_with_restarts", **changes})
+
+
+def polynomial(lab: Any, changes: Changes) -> list[float]:
+    return rates(lab, {"lr_scheduler.scheduler_type": "polynomial", **changes})
+
+
 def sigmas(lab: Any, changes: Changes) -> list[list[float]]:
     return [line["sigmas"] for line in metrics(lab, changes)]
 
@@ -117,8 +159,17 @@ def clipped(lab: Any, changes: Changes) -> list[bool]:
     return [line["clipped"] for line in metrics(lab, changes)]
 
 
+def clipped_by_value(lab: Any, changes: Changes) -> list[bool]:
+    return clipped(lab, {"train.max_grad_norm": 0.0, **changes})
+
+
 def place(lab: Any, changes: Changes) -> str:
     return str(run_of(lab, changes).path.relative_to(lab.root))
+
+
+def tracked(lab: Any, changes: Changes) -> bool:
+    """Whether a run has TensorBoard's files."""
+    return any((run_of(lab, changes).path / "tensorboard").glob("events.*"))
 
 
 def cache_place(lab: Any, changes: Changes) -> list[str]:
@@ -126,16 +177,82 @@ def cache_place(lab: Any, changes: Changes) -> list[str]:
     return sorted(path.parent.name for path in lab.root.glob("*/manifest.json"))
 
 
-def tensors(lab: Any, changes: Changes) -> Any:
-    """Names and shapes of a training sample's entry."""
+def encoded(lab: Any, changes: Changes) -> dict[str, torch.Tensor]:
+    """Tensors of p0's entry, without cache."""
     job = lab.job(changes)
     encoders = encode.load(job.family, job.model, job.config)
-    found = build.encode_entry(job, encoders, job.wants[0])
-    return {name: tuple(tensor.shape) for name, tensor in found.items()}
+    wants = [want for want in job.wants if want.id == "p0"]
+    return encode.encode(job.family, encoders, job.config, wants)[0].tensors
+
+
+def tensors(lab: Any, changes: Changes) -> Any:
+    """Names and shapes of a sample's entry."""
+    return {name: tuple(tensor.shape) for name, tensor in encoded(lab, changes).items()}
+
+
+def dtypes(lab: Any, changes: Changes) -> Any:
+    return {name: tensor.dtype for name, tensor in encoded(lab, changes).items()}
 
 
 def seen_large(lab: Any, changes: Changes) -> Any:
     return tensors(lab, {"data.processor.controls_size": [128, 128], **changes})
+
+
+def redraw(lab: Any, picture: Image.Image, *folders: str) -> None:
+    """p0 anew."""
+    for folder in folders:
+        picture.save(lab.root / "dataset" / folder / "p0.png")
+    lab.scan()
+
+
+def wide(lab: Any, changes: Changes) -> Any:
+    redraw(lab, Image.new("RGB", (128, 32)), "training_images", "control_images")
+    return tensors(lab, changes)
+
+
+def small(lab: Any, changes: Changes) -> Any:
+    """Of 64 x 64 pictures where the area is larger."""
+    large = {"data.processor.enable_bucket": True, "data.processor.target_size": [96, 96]}
+    return tensors(lab, {**large, **changes})
+
+
+def odd_control(lab: Any, changes: Changes) -> Any:
+    redraw(lab, Image.new("RGB", (80, 48)), "control_images")
+    return tensors(lab, changes)
+
+
+def transparent(lab: Any, changes: Changes) -> float:
+    redraw(lab, Image.new("RGBA", (64, 64), (0, 0, 0, 0)), "training_images")
+    return float(encoded(lab, changes)["target"].sum())
+
+
+def cut_off(lab: Any, changes: Changes) -> list[str]:
+    return list(lab.cache(changes).notes)
+
+
+def at_once(lab: Any, changes: Changes) -> list[int]:
+    """Samples of each call of the encoders, of eleven."""
+    sizes: list[int] = []
+    original = encode.encode
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encode, "encode", lambda *given: (sizes.append(len(given[3])), original(*given))[1])
+        lab.cache({"data.processor.target_size": [32, 32], **changes})
+    return sizes
+
+
+def reading_threads(lab: Any, changes: Changes) -> set[str]:
+    """Who reads the cache in a fit."""
+    names: set[str] = set()
+    original = Batches._read
+
+    def read(*given: Any) -> Any:
+        names.add(threading.current_thread().name.partition("-")[0])
+        return original(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Batches, "_read", read)
+        run_of(lab, changes)
+    return names
 
 
 def refusal(lab: Any, changes: Changes) -> str:
@@ -144,6 +261,16 @@ def refusal(lab: Any, changes: Changes) -> str:
         return str(len(lab.job(changes).wants))
     except UserError as error:
         return error.message
+
+
+def loading(lab: Any, changes: Changes) -> str:
+    """The encoders loaded, or why they can't be."""
+    job = lab.job(changes)
+    try:
+        loaded = encode.load(job.family, job.model, job.config)
+    except UserError as error:
+        return error.message
+    return f"{loaded.text_device} {loaded.vae_device}"
 
 
 def painted(lab: Any, changes: Changes) -> Any:
@@ -157,6 +284,19 @@ def painted(lab: Any, changes: Changes) -> Any:
         checkpoint = validate.find_checkpoint(lab.project, "last", lab.root)
         data = validate.validate(lab.workspace, lab.configure(every), checkpoint, Progress(quiet=True)).data
     return [sample["pictures"]["base"]["sha256"] for sample in data["samples"]]
+
+
+def listed(lab: Any, changes: Changes) -> Any:
+    """Beside a file of prompts."""
+    text = "make it green --ci control_images/p0.png\n"
+    (lab.root / "dataset" / "prompts.txt").write_text(text, encoding="utf-8")
+    return painted(lab, changes)
+
+
+def moments(lab: Any, changes: Changes) -> list[int]:
+    """Steps of a run that pictures were painted at."""
+    painted = run_of(lab, changes).document.get("samples", {"painted": []})["painted"]
+    return [line["step"] for line in painted]
 
 
 def guided(lab: Any, changes: Changes) -> Any:
@@ -194,23 +334,36 @@ class Case:
 
 CASES = {
     "model.pretrained_model_name_or_path": Case("external:model", "dataset", refusal),
+    "model.transformer_weight": Case(None, "dit.safetensors", replaced),
     "model.quantize": Case("none", "nf4", base_dtypes),
     "model.quantize_text_encoder": Case("none", "nf4", refusal),
     "model.lora.r": Case(2, 4, shape_of),
     "model.lora.lora_alpha": Case(4, 8, scale),
     "model.lora.lora_dropout": Case(0.0, 0.5, weights),
     "model.lora.init_lora_weights": Case("gaussian", True, first_values),
+    "model.lora.pretrained_weight": Case(None, "start.safetensors", started),
     "model.lora.target_modules": Case(["to_q"], ["to_q", "to_k"], shape_of),
+    "model.lora.use_dora": Case(False, True, shape_of),
+    "model.lora.use_rslora": Case(False, True, scale),
     "data.batch_size": Case(1, 2, samples),
     "data.shuffle": Case(True, False, samples),
     "data.caption_dropout_rate": Case(0.0, 0.9, dropping),
+    "data.num_workers": Case(0, 1, reading_threads),
+    "data.max_prompt_tokens": Case(8, 1024, cut_off),
     "data.processor.target_size": Case([64, 64], [32, 64], tensors),
     "data.processor.controls_size": Case(None, [32, 64], tensors),
     "data.processor.vl_pixels": Case(128 * 128, 56 * 56, seen_large),
+    "data.processor.enable_bucket": Case(False, True, wide),
+    "data.processor.bucket_no_upscale": Case(False, True, small),
+    "data.processor.controls_resize": Case("cover", "keep", odd_control),
+    "data.processor.background": Case([255, 255, 255], [0, 0, 0], transparent),
     "cache.use_cache": Case(True, False, refusal),
     "cache.cache_dir": Case("cache", "elsewhere", cache_place),
-    "cache.devices.text_encoder": Case("cpu", "xpu", refusal),
-    "cache.devices.vae": Case("cpu", "xpu", refusal),
+    "cache.devices.text_encoder": Case("cpu", "xpu", loading),
+    "cache.devices.vae": Case("cpu", "xpu", loading),
+    "cache.batch_size": Case(1, 4, at_once),
+    "cache.dtypes.text_encoder": Case("fp32", "bf16", dtypes),
+    "cache.dtypes.vae": Case("fp32", "bf16", dtypes),
     "train.max_train_steps": Case(2, 3, steps),
     "train.num_epochs": Case(
         1, 2, lambda lab, changes: steps(lab, {"train.max_train_steps": None, **changes})
@@ -219,6 +372,8 @@ CASES = {
     "train.checkpointing_steps": Case(1, 2, kept),
     "train.checkpoints_total_limit": Case(None, 1, kept),
     "train.max_grad_norm": Case(0.0, 1e-6, clipped),
+    "train.clip_grad_value": Case(None, 1e-9, clipped_by_value),
+    "train.ema_decay": Case(None, 0.5, offered),
     "train.mixed_precision": Case(
         "no", "bf16", lambda lab, changes: (lab.cache(changes), base_dtypes(lab, changes))[1]
     ),
@@ -231,9 +386,12 @@ CASES = {
     "optimizer.init_args.weight_decay": Case(0.0, 0.5, optimizer),
     "lr_scheduler.scheduler_type": Case("constant", "linear", rates),
     "lr_scheduler.warmup_steps": Case(0, 2, rates),
+    "lr_scheduler.num_cycles": Case(1, 2, restarting),
+    "lr_scheduler.power": Case(1.0, 2.0, polynomial),
     "loss.sigma_sampling": Case("uniform", "sigmoid", sigmas),
     "logging.output_dir": Case("outputs", "runs", place),
     "logging.tracker_project_name": Case("a", "b", place),
+    "logging.report_to": Case(["tensorboard"], [], tracked),
     "validation.num_inference_steps": Case(2, 3, painted),
     "validation.guidance_scale": Case(1.0, 4.0, painted),
     "validation.negative_prompt": Case(" ", "a blue star on a white background", guided),
@@ -243,6 +401,14 @@ CASES = {
     "validation.samples.images": Case(
         [PROMPT], [{**PROMPT, "images": ["dataset/control_images/p1.png"]}], painted
     ),
+    "validation.samples.size": Case([PROMPT], [{**PROMPT, "size": [32, 64]}], painted),
+    "validation.samples.seed": Case([PROMPT], [{**PROMPT, "seed": 7}], painted),
+    "validation.samples.num_inference_steps": Case([PROMPT], [{**PROMPT, "num_inference_steps": 3}], painted),
+    "validation.samples.negative_prompt": Case(
+        [PROMPT], [{**PROMPT, "negative_prompt": "a blue star on a white background"}], guided
+    ),
+    "validation.prompt_file": Case(None, "dataset/prompts.txt", listed),
+    "validation.sample_steps": Case(None, 1, moments),
     "hardware.device": Case("cpu", "xpu", refusal),
     "resume": Case(None, "latest", origin),
 }

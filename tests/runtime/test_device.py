@@ -104,14 +104,6 @@ def test_compute_dtype(on: Device, precision: str, dtype: torch.dtype) -> None:
     assert device.compute_dtype(on, precision) is dtype
 
 
-def test_autocast_is_on_for_bf16_alone() -> None:
-    weight, value = torch.ones(2, 2), torch.ones(2, 2, dtype=torch.bfloat16)
-    with device.autocast(CPU, torch.float32):
-        assert (weight @ weight).dtype == torch.float32
-    with device.autocast(CPU, torch.bfloat16):
-        assert (weight @ value).dtype == torch.bfloat16
-
-
 def test_seeded_depends_on_the_seed_alone() -> None:
     drawn = []
     for seed in (1, 2, 1, 1 + 2**63):

@@ -1,11 +1,17 @@
 """Long commands in the background: started apart, recorded, waited for."""
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 
 from runtime import cli, files, jobs
@@ -93,3 +99,79 @@ def test_a_process_that_died_before_it_was_one_does_not_live_for_ever(lab: Any) 
     assert jobs.read(lab.workspace, "monitor")["state"] == "running"
     files.write_json(record, {**stillborn, "started_at": "2026-01-01T00:00:00.000Z"})
     assert jobs.read(lab.workspace, "monitor")["state"] == "gone"
+
+
+LONG = ("demo", "adapt", "quantize", "cache", "fit", "validate", "sample")
+
+
+def test_every_long_command_can_be_detached() -> None:
+    commands = {name: cli.LazyGroup().get_command(click.Context(cli.cli), name) for name in cli.COMMANDS}
+    assert tuple(name for name, found in commands.items() if isinstance(found, detach.LongCommand)) == LONG
+
+
+def test_a_demo_needs_no_workspace_yet(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its default folder is not the working directory, so the next command names it."""
+    begun: list[tuple[Any, ...]] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(detach, "SETTLE_S", 0.0)
+
+    def start(workspace: Any, name: str, options: Any) -> Any:
+        begun.append((workspace.root, name, list(options)))
+        files.write_json(
+            jobs.path_of(workspace, name), {"pid": 7, "exit": None, "host_id": "", "log": "a.log"}
+        )
+        return SimpleNamespace(pid=7, poll=lambda: None, returncode=None)
+
+    monkeypatch.setattr(jobs, "start", start)
+    assert cli.main(["demo", "--device", "cpu", "--detach"]) == 0
+    assert begun == [(tmp_path / "demo-workspace", "demo", ["--device", "cpu"])]
+    assert capsys.readouterr().err == "next: finetune monitor --job demo --wait --workspace demo-workspace\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sessions and SIGHUP are POSIX's")
+def test_a_job_survives_its_shell(lab: Any) -> None:
+    """The shell's whole process group is killed, as a terminal or an agent's tool call that ends does it."""
+    line = [sys.executable, "-m", "runtime", "cache", "--detach", "--workspace", str(lab.root)]
+    lab.configure({"data.processor.target_size": [32, 32]})
+    shell = subprocess.Popen(
+        ["sh", "-c", '"$@"; sleep 60', "sh", *line], stderr=subprocess.PIPE, start_new_session=True, text=True
+    )
+    assert shell.stderr is not None and "next: finetune monitor" in shell.stderr.readline()
+    pid = jobs.read(lab.workspace, "cache")["pid"]
+    with contextlib.suppress(ProcessLookupError):  # it may be done
+        assert os.getsid(pid) == pid != shell.pid
+    os.killpg(shell.pid, signal.SIGHUP)
+    os.killpg(shell.pid, signal.SIGKILL)
+    shell.communicate()
+    deadline = time.monotonic() + 60
+    while (document := jobs.read(lab.workspace, "cache"))["state"] == "running":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert (document["state"], document["exit"]) == ("completed", 0)
+
+
+@pytest.mark.parametrize("lets_go", [True, False])
+def test_windows_flags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lets_go: bool) -> None:
+    """No console, no part in Ctrl-C, and out of the caller's job object where that is allowed."""
+    flags = {
+        "DETACHED_PROCESS": 0x8,
+        "CREATE_NEW_PROCESS_GROUP": 0x200,
+        "CREATE_BREAKAWAY_FROM_JOB": 0x1000000,
+    }
+    given: list[int] = []
+
+    def popen(line: list[str], **options: Any) -> str:
+        assert "start_new_session" not in options and options["stdin"] == subprocess.DEVNULL
+        given.append(options["creationflags"])
+        if not lets_go and options["creationflags"] & flags["CREATE_BREAKAWAY_FROM_JOB"]:
+            raise PermissionError
+        return "child"
+
+    monkeypatch.setattr(jobs.sys, "platform", "win32")
+    for name, value in flags.items():
+        monkeypatch.setattr(jobs.subprocess, name, value, raising=False)
+    monkeypatch.setattr(jobs.subprocess, "Popen", popen)
+    with (tmp_path / "log").open("wb") as output:
+        made: Any = jobs._spawn(["python"], output)
+    assert made == "child"
+    assert given == ([0x1000208] if lets_go else [0x1000208, 0x208])

@@ -44,12 +44,19 @@ def test_another_size(lab: Any) -> None:
     assert pixels(lab).shape == (32, 96, 3)
 
 
+def test_a_prompt_alone_is_painted(lab: Any) -> None:
+    lab.configure()
+    line = ["--prompt", "a red circle", "--checkpoint", "none", "--out", str(lab.root / "out.png")]
+    assert cli.main(["sample", "--workspace", str(lab.root), *line]) == 0
+    assert pixels(lab).shape == (64, 64, 3)
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
         (("--checkpoint", "none", "--size", "60", "64"), "multiples of 16"),
         (("--checkpoint", "none", "--image", "nowhere.png"), "no such file"),
-        (("--checkpoint", "none", "--image", "SECOND"), "takes 1 to 1"),
+        (("--checkpoint", "none", "--image", "SECOND"), "takes 0 to 1"),
         ((), "no full run"),
     ],
 )

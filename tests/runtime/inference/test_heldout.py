@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from runtime.cache.store import Store
 from runtime.config.resolve import resolve
-from runtime.inference import heldout
+from runtime.inference import heldout, sampler
 from runtime.inference.painter import Painter
 
 
@@ -21,7 +20,7 @@ def painter(lab: Any) -> Painter:
 
 
 def tensors(lab: Any) -> tuple[str, dict[str, Any]]:
-    store = Store(lab.root / "cache")
+    store = lab.job().store
     entry = next(e for e in store.manifest()["entries"] if e["split"] == "holdout")
     return entry["id"], store.read(entry["folder"])
 
@@ -48,17 +47,21 @@ def test_questions_depend_on_seed_and_sample(
     assert len(set.union(*noises)) == 6
 
 
+def task(name: str) -> sampler.Task:
+    return sampler.Task(name=name, size=(64, 64), seed=1, steps=2, guidance=1.0)
+
+
 def test_a_zeroed_adapter_answers_as_the_base_and_comes_back(lab: Any, painter: Painter) -> None:
     name, found = tensors(lab)
     answers = {}
     for variant in ("base", "zero", "adapter"):
         with painter.variant(variant):
-            answers[variant] = painter.sample(name, found, size=(64, 64), seed=1)[0]
+            answers[variant] = painter.sample(task(name), found)[0]
     assert (answers["base"] == answers["zero"]).all()
     assert not (answers["base"] == answers["adapter"]).all()
     with pytest.raises(RuntimeError, match="inside"), painter.variant("zero"):
         raise RuntimeError("inside")
-    again = painter.sample(name, found, size=(64, 64), seed=1)[0]
+    again = painter.sample(task(name), found)[0]
     assert (again == answers["adapter"]).all()
 
 
@@ -70,5 +73,5 @@ def test_without_a_checkpoint_every_variant_is_the_base(lab: Any, nano: Path) ->
     pictures = []
     for variant in ("base", "adapter"):
         with bare.variant(variant):
-            pictures.append(bare.sample(name, found, size=(64, 64), seed=1)[0])
+            pictures.append(bare.sample(task(name), found)[0])
     assert (pictures[0] == pictures[1]).all()

@@ -10,7 +10,7 @@ from PIL import Image
 
 from runtime.data import images
 from runtime.demo import shapes
-from runtime.families.base import Conditioning, conditioning_of
+from runtime.families.base import Conditioning, PromptAsk, conditioning_of
 from runtime.families.qwen_image_edit import QwenImageEdit
 from runtime.inference import sampler
 from runtime.training import draws
@@ -107,11 +107,14 @@ def test_latents_are_those_of_diffusers_own_pipeline(
 
     monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio: (64, 64, None))
     picture = shapes.draw(shapes.edit(np.random.default_rng(4)).control)
-    encoders = FAMILY.load_encoders(nano, text_device="cpu", vae_device="cpu", dtype=torch.float32)
+    encoders = FAMILY.load_encoders(
+        nano, text_device="cpu", vae_device="cpu", text_dtype=torch.float32, vae_dtype=torch.float32
+    )
     denoiser = FAMILY.load_denoiser(nano, device="cpu", dtype=torch.float32, quantize="none")
-    control = FAMILY.encode_image(encoders, torch.from_numpy(images.to_array(picture)))
-    embeds = {text: FAMILY.encode_prompt(encoders, text, [picture]) for text in ("make it red", " ")}
-    yes, no = (conditioning_of({"prompt_embeds": e, "control_0": control}) for e in embeds.values())
+    control = FAMILY.encode_images(encoders, torch.from_numpy(images.to_array(picture))[None])[0]
+    asks = [PromptAsk(prompt=text, images=(picture,)) for text in ("make it red", " ")]
+    embeds = [FAMILY.encode_prompts(encoders, [ask], 1024)[0].embeds for ask in asks]
+    yes, no = (conditioning_of({"prompt_embeds": e, "control_0": control}) for e in embeds)
     ours = run(
         nano,
         lambda *asked: FAMILY.predict(denoiser, *asked),
@@ -127,8 +130,9 @@ def test_latents_are_those_of_diffusers_own_pipeline(
     noise = draws.noise((1, *SHAPE), "sample", 42, "p0")
     theirs = pipeline(
         image=picture,
-        prompt="make it red",
-        negative_prompt=" " if guidance > 1 else None,
+        # Not its own, which lack the image's grid: see the family.
+        prompt_embeds=embeds[0][None],
+        negative_prompt_embeds=embeds[1][None] if guidance > 1 else None,
         true_cfg_scale=guidance,
         height=64,
         width=64,

@@ -7,17 +7,25 @@ import pytest
 import torch
 
 from runtime.cache.store import Store
+from runtime.data.order import Item, Order, Share
 from runtime.families.qwen_image_edit import QwenImageEdit
+from runtime.index import Index
 from runtime.training.batches import Batches
 from runtime.training.objective import FlowMatching
 from runtime.training.probe import Probe
+from runtime.training.sigmas import Sigmas
 
 
 def probe(root: Path, samples: int = 8, count: int = 4, seed: int = 42, sampling: str = "sigmoid") -> Probe:
-    batches = Batches(
-        Store(root / "cache"), batch_size=1, seed=seed, shuffle=True, caption_dropout=0.0, epochs=None
-    )
-    objective = FlowMatching(family=QwenImageEdit(), sampling=sampling, seed=seed)
+    store = Store(root / "cache", Index(path=root / "index.json"))
+    items = [
+        Item(id=entry["id"], source="a", bucket=64)
+        for entry in store.manifest()["entries"]
+        if entry["split"] == "train"
+    ]
+    order = Order(items=items, shares={"a": Share()}, seed=seed, shuffle=True)
+    batches = Batches(store, order, caption_dropout=0.0)
+    objective = FlowMatching(family=QwenImageEdit(), sigmas=Sigmas(sampling=sampling), seed=seed)
     return Probe(batches, objective, samples=samples, count=count)
 
 
@@ -44,7 +52,7 @@ def test_other_seed_other_questions(prepared: Path) -> None:
 
 
 def test_sigmas_are_spread_evenly_whatever_the_training_draws(prepared: Path) -> None:
-    for sampling in ("sigmoid", "uniform", "shift"):
+    for sampling in ("sigmoid", "uniform", "family_shift"):
         line = probe(prepared, samples=1, count=4, sampling=sampling).measure(zero, 0)
         assert [item["sigma"] for item in line["items"]] == [0.125, 0.375, 0.625, 0.875] * 2
 

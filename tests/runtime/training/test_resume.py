@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from runtime import files
 from runtime.errors import CacheError, ResumeError
 from runtime.progress import Progress
 from runtime.training import checkpoints, loop
+from runtime.training.ema import STATE as AVERAGE
+from runtime.training.trainables import WEIGHTS
 
 FIT = [sys.executable, "-m", "runtime", "fit", "--workspace"]
 
@@ -68,6 +71,12 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
         {"train.max_train_steps": None, "train.num_epochs": 2, "train.gradient_accumulation_steps": 3},
     ),
     "nf4": (2, {"model.quantize": "nf4"}),
+    "dora": (2, {"model.lora.use_dora": True}),
+    "clipping by value": (2, {"train.max_grad_norm": 0.0, "train.clip_grad_value": 1e-4}),
+    "adafactor": (2, {"optimizer.class_path": "torch.optim.Adafactor"}),
+    "restarts": (2, {"lr_scheduler.scheduler_type": "cosine_with_restarts", "lr_scheduler.num_cycles": 2}),
+    "polynomial": (2, {"lr_scheduler.scheduler_type": "polynomial", "lr_scheduler.warmup_steps": 0.3}),
+    "average": (4, {"train.ema_decay": 0.5}),
     "without checkpointing of activations": (2, {"train.gradient_checkpointing": False}),
     "bf16": (2, {"train.mixed_precision": "bf16"}),
     "8-bit optimizer": (2, {"optimizer.class_path": "bitsandbytes.optim.AdamW8bit", "model.lora.r": 32}),
@@ -95,8 +104,38 @@ def test_resume_is_exact(lab: Any, monkeypatch: pytest.MonkeyPatch, name: str) -
     for one, other in zip(files.read_json_lines(whole.path / "metrics.jsonl"), joined, strict=True):
         for key in ("step", "epoch", "loss", "loss_ema", "lr", "grad_norm", "samples", "sigmas", "dropped"):
             assert one[key] == other[key], (key, one["step"])
+    offered, other = (load_file(checkpoints.plains(p)[-1] / WEIGHTS) for p in (whole.path, session.run.path))
+    assert same(offered, other)
     ends = [files.read_json_lines(path / "probe.jsonl")[-1] for path in (whole.path, session.run.path)]
     assert ends[0]["items"] == ends[1]["items"]
+
+
+def test_checkpoints_offer_the_average_and_training_goes_on_without_it(lab: Any, conforms: Any) -> None:
+    plain, averaged = lab.fit(), lab.fit({"train.ema_decay": 0.5})
+    assert same(lab.adapter(plain.path), lab.adapter(averaged.path))
+    for path, other in zip(checkpoints.plains(plain.path), checkpoints.plains(averaged.path), strict=True):
+        assert not same(load_file(path / WEIGHTS), load_file(other / WEIGHTS))
+    last = checkpoints.lasts(averaged.path)[-1]
+    average, offered = load_file(last / AVERAGE), load_file(last / WEIGHTS)
+    name = "transformer_blocks.0.attn.to_q"
+    assert torch.equal(average[f"{name}.lora_B.default.weight"], offered[f"transformer.{name}.lora_B.weight"])
+    first, end = (
+        [files.read_json_lines(run.path / "probe.jsonl")[at]["items"] for run in (plain, averaged)]
+        for at in (0, -1)
+    )
+    assert first[0] == first[1]
+    assert end[0] != end[1]
+    document = files.read_json(averaged.path / "run.json")
+    conforms(document, "run")
+    assert document["trainable"]["weights"] == "ema"
+
+
+def test_a_last_without_its_average_is_refused(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {"train.ema_decay": 0.5}
+    part = fit_until(lab, monkeypatch, 4, changes)
+    (checkpoints.lasts(part)[-1] / AVERAGE).unlink()
+    with pytest.raises(ResumeError, match=r"lacks ema\.safetensors"):
+        lab.launch(changes, resume="latest")
 
 
 def test_optimizer_state_is_eight_bit_where_that_case_says_so(lab: Any) -> None:
@@ -284,7 +323,7 @@ def test_what_can_not_be_resumed(lab: Any, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"train.max_train_steps": 8}, "train steps: 6 then, 8 now"),
+        ({"train.max_train_steps": 5}, "train steps: 6 then, 5 now"),
         ({"data.batch_size": 1}, "data.batch_size: 2 then, 1 now"),
         ({"train.seed": 7}, "train.seed: 42 then, 7 now"),
         ({"model.lora.r": 8}, "model.lora: "),
@@ -306,6 +345,57 @@ def test_a_resume_of_another_training_is_refused_by_name(
     assert [path.name for path in lab.project.iterdir()] == ["v0"]
 
 
+LONGER = {"train.max_train_steps": 10}
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_that_is_made_longer_goes_on_as_the_longer_run_would_have(
+    lab: Any, monkeypatch: pytest.MonkeyPatch, finished: bool
+) -> None:
+    """With a constant rate it is that run, bit for bit, whether the shorter one had ended or broke off."""
+    whole = lab.fit(LONGER)
+    if finished:
+        lab.fit()
+    else:
+        fit_until(lab, monkeypatch, 4, {})
+    longer = lab.fit(LONGER, resume="latest")
+    assert longer.document["planned_steps"] == 10 == longer.document["done_steps"]
+    assert same(lab.adapter(whole.path), lab.adapter(longer.path))
+
+
+def test_the_rate_of_a_longer_run_is_that_of_its_own_schedule(lab: Any) -> None:
+    """The cosine had ended at zero; the next step has the rate that ten planned steps have there."""
+    rates = [
+        line["lr"] for line in files.read_json_lines(lab.fit({**LONGER, **COSINE}).path / "metrics.jsonl")
+    ]
+    short = lab.fit(COSINE)
+    longer = lab.fit({**LONGER, **COSINE}, resume="latest")
+    before, after = (
+        [line["lr"] for line in files.read_json_lines(path / "metrics.jsonl")]
+        for path in (short.path, longer.path)
+    )
+    assert after == rates[6:]
+    assert before != rates[:6]
+
+
+def test_a_run_stopped_among_steps_that_are_not_finite_counts_on(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resume must not start the count anew, or a run that is lost would be resumed for ever."""
+    original = loop._gradients
+
+    def spoilt(session: Any, step: int, window: Any) -> Any:
+        losses, sigmas = original(session, step, window)
+        return (losses * float("nan") if step >= 3 else losses), sigmas
+
+    monkeypatch.setattr(loop, "_gradients", spoilt)
+    fit_until(lab, monkeypatch, 4, {})
+    session = lab.launch(resume="latest")
+    assert [line.partition(":")[0] for line in session.state["not_finite"]] == ["step 3", "step 4"]
+    with pytest.raises(loop.NonFiniteError, match="step 3"):
+        loop.fit(session, Progress(quiet=True))
+
+
 def test_a_prompt_to_sample_may_be_added_before_a_resume(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It trains nothing, so the training is the same one."""
     whole = lab.fit()
@@ -321,7 +411,7 @@ def test_a_cache_with_other_tensors_is_refused(lab: Any, monkeypatch: pytest.Mon
     picture = lab.root / "dataset" / "control_images" / "p0.png"
     shutil.copyfile(lab.root / "dataset" / "control_images" / "p1.png", picture)
     lab.scan()
-    with pytest.raises(CacheError, match="lacks 1 of 11 samples, or has them as they were before: p0"):
+    with pytest.raises(CacheError, match=r"does not fit for 1 of 11 samples:\n  another controls \(p0\)"):
         lab.launch(resume="latest")
     lab.cache()
     with pytest.raises(ResumeError, match="dataset: "):

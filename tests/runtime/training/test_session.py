@@ -23,19 +23,17 @@ def no_denoiser(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
+        ({"data.processor.target_size": [32, 64]}, "sizes.target: [64, 64] in the cache, [32, 64] now (p0"),
         (
-            {"data.processor.target_size": [32, 64]},
-            "processing.target_size: [64, 64] in the cache, [32, 64] now",
+            {"data.processor.controls_size": [32, 32]},
+            "sizes.controls: [[64, 64]] in the cache, [[32, 32]] now",
         ),
-        ({"data.processor.controls_size": [32, 32]}, "processing.controls_size: [64, 64] in the cache"),
         ({"data.processor.vl_pixels": 1024}, "processing.vl_pixels: 1048576 in the cache, 1024 now"),
-        (
-            {"train.mixed_precision": "bf16"},
-            "encoders.text_encoder.dtype: float32 in the cache, bfloat16 now",
-        ),
-        ({"data.caption_dropout_rate": 0.1}, "the cache lacks 8 of 11 samples"),
-        ({"validation.guidance_scale": 4.0}, "the cache lacks 3 of 11 samples"),
-        ({"validation.negative_prompt": "ugly", "validation.guidance_scale": 2.0}, "the cache lacks 3 of 11"),
+        ({"data.max_prompt_tokens": 9}, "processing.max_prompt_tokens: 1024 in the cache, 9 now"),
+        ({"cache.dtypes.text_encoder": "bf16"}, "encoders.text_encoder.dtype: fp32 in the cache, bf16 now"),
+        ({"data.caption_dropout_rate": 0.1}, "does not fit for 8 of 11 samples:\n  empty_prompt: False"),
+        ({"validation.guidance_scale": 4.0}, "does not fit for 3 of 11 samples:\n  negative_prompt: None"),
+        ({"validation.negative_prompt": "ugly", "validation.guidance_scale": 2.0}, "in the cache, ugly now"),
     ],
 )
 def test_a_cache_for_other_settings_is_refused_by_name(lab: Any, changes: dict[str, Any], told: str) -> None:
