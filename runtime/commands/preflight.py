@@ -49,7 +49,7 @@ class Forecast:
 
 def forecast(workspace: Workspace, loaded: Loaded, *, smoke: bool) -> Forecast:
     """Raises UserError where memory or the disk will not suffice, or where no plan can be made."""
-    from runtime.training.session import smoke_overrides
+    from runtime.training.prepared import smoke_overrides
 
     if smoke:
         raw = load.apply_overrides(loaded.raw, smoke_overrides(loaded.config))

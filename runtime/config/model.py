@@ -220,6 +220,8 @@ class Train(Section):
     """Training samples whose loss is measured on fixed noise at each checkpoint."""
     probe_draws: Annotated[int, Field(ge=1)] = 4
     """Fixed (sigma, noise) pairs per probe sample."""
+    probe_steps: Annotated[int, Field(ge=1)] | None = None
+    """Steps between measurements of the probe beside those at checkpoints. null: at checkpoints only."""
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:

@@ -89,6 +89,8 @@ def _train(session: Session, cursor: Cursor, progress: Progress, wish: Wish, fol
         progress.update(cursor.step, _live(line))
         if cursor.step in session.run.document["planned_checkpoints"]:
             _checkpoint(session, cursor, progress, followed)
+        elif cursor.step % (session.config.train.probe_steps or session.planned_steps) == 0:
+            _measure(session, cursor.step, followed)
         _paint(session, cursor, progress, wish, followed)
 
 

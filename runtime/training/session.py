@@ -2,36 +2,31 @@
 
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from runtime import device, files
-from runtime.cache import build as cache_build
 from runtime.cache.build import Job
-from runtime.config import load
+from runtime.config.load import Loaded
 from runtime.config.model import Config
-from runtime.config.resolve import resolve
 from runtime.data import order
 from runtime.device import Device
-from runtime.errors import ResumeError
 from runtime.families.base import Conditioning, Family
 from runtime.families.weights import open_denoiser_weights
-from runtime.training import checkpoints, optimizers, pretrained, record, samples, trackers, trainables
+from runtime.training import checkpoints, optimizers, pretrained, record, samples, trainables
 from runtime.training.batches import Batches
 from runtime.training.checkpoints import Trained
 from runtime.training.ema import Ema
 from runtime.training.objective import FlowMatching, predictor
+from runtime.training.prepared import Prepared, prepare
 from runtime.training.pretrained import Pretrained
 from runtime.training.probe import Probe
 from runtime.training.record import Run
 from runtime.training.samples import Samples
 from runtime.training.sigmas import Sigmas
 from runtime.workspace import Workspace
-
-SMOKE_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,99 +58,89 @@ class Session:
             return self.predict(noisy, sigma, conditioning)
 
 
-def smoke_overrides(config: Config) -> dict[str, Any]:
-    """A run whose only purpose is to be judged: a few steps, one checkpoint, config.yaml untouched."""
-    steps = min(SMOKE_STEPS, config.train.max_train_steps or SMOKE_STEPS)
-    return {"train.max_train_steps": steps, "train.num_epochs": None, "train.checkpointing_steps": steps}
-
-
-def launch(workspace: Workspace, loaded: load.Loaded, *, smoke: bool, resume: str | None) -> Session:
+def launch(workspace: Workspace, loaded: Loaded, *, smoke: bool, resume: str | None) -> Session:
     """Check all that can be checked before the denoiser is loaded, then load it and open the run."""
-    trackers.refuse_absent(loaded.config.logging)
-    overrides = smoke_overrides(loaded.config) if smoke else {}
-    wished = load.parse(load.apply_overrides(loaded.raw, overrides)) if overrides else loaded.config
-    resolved = resolve(workspace, wished)
-    config = resolved.config
-    project = record.project(workspace, config.logging)
-    checkpoint = checkpoints.find(project, resume, workspace.root) if resume else None
-    if checkpoint is not None:
-        record.refuse_alive(checkpoint.parent)
-    job = cache_build.plan(workspace, config)
-    batches = _open_cache(job)
-    painting = samples.plan(job)
-    planned = planned_steps(config, batches)
-    device.deterministic(config.train.deterministic)
-    chosen = device.pick(config.hardware.device)
-    fingerprint = _fingerprint(job, config, planned)
-    state = _starting_state(checkpoint, fingerprint)
-
-    dtype = device.compute_dtype(chosen, config.train.mixed_precision)
+    prepared = prepare(workspace, loaded, smoke=smoke, resume=resume)
+    config, job = prepared.config, prepared.job
+    dtype = device.compute_dtype(prepared.device, config.train.mixed_precision)
     denoiser = job.family.load_denoiser(
         job.model,
-        device=chosen.type,
+        device=prepared.device.type,
         dtype=dtype,
         quantize=config.model.quantize,
         made=job.made.get("transformer"),
         weight=job.made.get("transformer_weight"),
     )
-    base_bytes = trainables.tensor_bytes(list(denoiser.parameters()))
-    base_parameters = _logical_parameters(denoiser)
-    trained, started = _make_trainable(workspace, denoiser, config, planned)
-    if checkpoint is not None:
-        checkpoints.restore(checkpoint, trained)
+    base = {
+        "base_parameters": _logical_parameters(denoiser),
+        "base_gib": trainables.tensor_bytes(list(denoiser.parameters())) / files.GIB,
+    }
+    trained, started = _make_trainable(workspace, denoiser, config, prepared.planned_steps)
+    if prepared.checkpoint is not None:
+        checkpoints.restore(prepared.checkpoint, trained)
         optimizers.set_rate(trained.optimizer, trained.schedule)
-        checkpoints.reduce(checkpoint)
-    objective = _objective(job.family, config, batches)
-    run = record.open_run(
-        project,
-        config.model_dump(mode="json"),
-        record.first_document(
-            run_id=uuid.uuid4().hex,
-            kind="smoke" if smoke else "full",
-            device=chosen,
-            config=loaded.raw,
-            config_digest=loaded.digest,
-            overrides=overrides,
-            resolved=config.model_dump(mode="json"),
-            choices={name: {"value": c.value, "reason": c.reason} for name, c in resolved.choices.items()},
-            dataset_digest=job.dataset_digest,
-            cache_digest=fingerprint["cache"],
-            model={
-                "name": config.model.pretrained_model_name_or_path,
-                "family": job.family.facts.name,
-                "fingerprints": _loaded(job, fingerprint["base"]),
-            },
-            trainable={
-                "name": "lora",
-                "parameters": sum(p.numel() for p in trained.adapter.parameters()),
-                "tensors": len(trained.adapter.parameters()),
-                "scale": trained.adapter.scale,
-                "weights": "trained" if trained.ema is None else "ema",
-                "base_parameters": base_parameters,
-                "base_gib": base_bytes / files.GIB,
-                **({"pretrained": started.to_json()} if started else {}),
-            },
-            planned_steps=planned,
-            planned_checkpoints=order.planned_checkpoints(planned, config.train.checkpointing_steps),
-            resumed_from=_origin(checkpoint, state),
-        ),
+        checkpoints.reduce(prepared.checkpoint)
+    objective = _objective(job.family, config, prepared.batches)
+    trainable = {**_described(trained), **base, **({"pretrained": started.to_json()} if started else {})}
+    run = record.open_run(prepared.project, config.model_dump(mode="json"), _document(prepared, trainable))
+    probe = Probe(
+        prepared.batches, objective, samples=config.train.probe_samples, count=config.train.probe_draws
     )
     return Session(
         config=config,
-        device=chosen,
+        device=prepared.device,
         dtype=dtype,
         family=job.family,
         denoiser=denoiser,
         trained=trained,
-        batches=batches,
+        batches=prepared.batches,
         objective=objective,
-        probe=Probe(batches, objective, samples=config.train.probe_samples, count=config.train.probe_draws),
+        probe=probe,
         run=run,
-        samples=_samples(painting, job.family, denoiser, chosen, dtype, run),
-        planned_steps=planned,
-        fingerprint=fingerprint,
-        state=state,
+        samples=_samples(prepared.painting, job.family, denoiser, prepared.device, dtype, run),
+        planned_steps=prepared.planned_steps,
+        fingerprint=prepared.fingerprint,
+        state=prepared.state,
     )
+
+
+def _document(prepared: Prepared, trainable: dict[str, Any]) -> dict[str, Any]:
+    """run.json as the run is opened."""
+    config, job, choices = prepared.config, prepared.job, prepared.resolved.choices
+    return record.first_document(
+        run_id=uuid.uuid4().hex,
+        kind="smoke" if prepared.smoke else "full",
+        device=prepared.device,
+        config=prepared.loaded.raw,
+        config_digest=prepared.loaded.digest,
+        overrides=prepared.overrides,
+        resolved=config.model_dump(mode="json"),
+        choices={name: {"value": c.value, "reason": c.reason} for name, c in choices.items()},
+        dataset_digest=job.dataset_digest,
+        cache_digest=prepared.fingerprint["cache"],
+        model={
+            "name": config.model.pretrained_model_name_or_path,
+            "family": job.facts.name,
+            "fingerprints": _loaded(job, prepared.fingerprint["base"]),
+        },
+        trainable=trainable,
+        planned_steps=prepared.planned_steps,
+        planned_checkpoints=order.planned_checkpoints(
+            prepared.planned_steps, config.train.checkpointing_steps
+        ),
+        resumed_from=prepared.origin,
+    )
+
+
+def _described(trained: Trained) -> dict[str, Any]:
+    parameters = trained.adapter.parameters()
+    return {
+        "name": "lora",
+        "parameters": sum(parameter.numel() for parameter in parameters),
+        "tensors": len(parameters),
+        "scale": trained.adapter.scale,
+        "weights": "trained" if trained.ema is None else "ema",
+    }
 
 
 def _objective(family: Family, config: Config, batches: Batches) -> FlowMatching:
@@ -184,27 +169,6 @@ def _samples(
     return Samples(plan=painting, where=where, denoiser=denoiser, predict=ask, run=run)
 
 
-def planned_steps(config: Config, batches: Batches) -> int:
-    return order.planned_steps(
-        batches.order,
-        max_train_steps=config.train.max_train_steps,
-        num_epochs=config.train.num_epochs,
-        accumulation=config.train.gradient_accumulation_steps,
-    )
-
-
-def _open_cache(job: Job) -> Batches:
-    cache_build.open_for_fit(job)
-    config = job.config
-    return Batches(
-        job.store,
-        order.order_of(config, job.listed.samples, job.listed.settings, job.facts.size_multiple),
-        caption_dropout=config.data.caption_dropout_rate,
-        workers=config.data.num_workers,
-        epochs=config.train.num_epochs,
-    )
-
-
 def _make_trainable(
     workspace: Workspace, denoiser: Any, config: Config, steps: int
 ) -> tuple[Trained, Pretrained | None]:
@@ -228,68 +192,6 @@ def _loaded(job: Job, base: str) -> dict[str, str]:
         "transformer": base,
         **({"nf4/transformer": files.weights_fingerprint(made)} if made else {}),
         **({"transformer_weight": open_denoiser_weights(weight).fingerprint()} if weight else {}),
-    }
-
-
-def _fingerprint(job: Job, config: Config, planned: int) -> dict[str, Any]:
-    """What a resume must find unchanged, by the name under which a difference is told.
-
-    Of the cache only what is trained on: a prompt to sample or a guidance scale may come later.
-    """
-    weight = job.made.get("transformer_weight")
-    trained_on = [entry for entry in job.store.manifest()["entries"] if entry["split"] == "train"]
-    return {
-        "dataset": job.dataset_digest,
-        "cache": files.document_digest(trained_on),
-        "base": files.weights_fingerprint(job.model / "transformer"),
-        "model.transformer_weight": open_denoiser_weights(weight).fingerprint() if weight else None,
-        "model.lora.pretrained_weight": pretrained.digest(job.workspace, config),
-        "train steps": planned,
-        "data.batch_size": config.data.batch_size,
-        "data.shuffle": config.data.shuffle,
-        "data.caption_dropout_rate": config.data.caption_dropout_rate,
-        "train.gradient_accumulation_steps": config.train.gradient_accumulation_steps,
-        "train.seed": config.train.seed,
-        "train.max_grad_norm": config.train.max_grad_norm,
-        "train.clip_grad_value": config.train.clip_grad_value,
-        "train.ema_decay": config.train.ema_decay,
-        "model.quantize": config.model.quantize,
-        "train.mixed_precision": config.train.mixed_precision,
-        "train.deterministic": config.train.deterministic,
-        "model.lora": config.model.lora.model_dump(mode="json", exclude={"pretrained_weight"}),
-        "optimizer": config.optimizer.model_dump(mode="json"),
-        "lr_scheduler": config.lr_scheduler.model_dump(mode="json"),
-        "loss": config.loss.model_dump(mode="json"),
-    }
-
-
-def _starting_state(checkpoint: Path | None, fingerprint: dict[str, Any]) -> dict[str, Any]:
-    if checkpoint is None:
-        return {"step": 0, "epoch": 0, "loss_ema": [0.0, 0.0], "not_finite": []}
-    state = checkpoints.read_state(checkpoint)
-    before, now = state["fingerprint"].get("train steps"), fingerprint["train steps"]
-    if isinstance(before, int) and before < now:
-        # A longer run: from here on the schedule is that of the new length, see `checkpoints.restore`.
-        state["fingerprint"]["train steps"] = now
-    checkpoints.refuse_differences(state["fingerprint"], fingerprint)
-    if state["step"] >= now:
-        raise ResumeError(
-            f"{checkpoint.name} is the end of a finished run of {state['step']} steps",
-            remedy="gate check 07; to train on: a larger train.max_train_steps in config.yaml, finetune plan, "
-            "finetune fit --resume latest",
-        )
-    return {"not_finite": [], **state}
-
-
-def _origin(checkpoint: Path | None, state: dict[str, Any]) -> dict[str, Any] | None:
-    if checkpoint is None:
-        return None
-    return {
-        "run_id": state["run_id"],
-        "run": checkpoint.parent.name,
-        "step": state["step"],
-        "checkpoint": checkpoint.name,
-        "digest": files.file_digest(checkpoint / trainables.STATE),
     }
 
 

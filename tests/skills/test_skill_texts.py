@@ -187,7 +187,7 @@ def test_the_thresholds_that_the_text_tells_are_the_gates() -> None:
 
 
 def test_the_smoke_fit_has_the_steps_that_the_text_tells() -> None:
-    from runtime.training.session import SMOKE_STEPS
+    from runtime.training.prepared import SMOKE_STEPS
 
     assert f"trains {SMOKE_STEPS} steps with one checkpoint at step {SMOKE_STEPS}" in _read(FOLDERS[6])
 

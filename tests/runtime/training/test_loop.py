@@ -47,6 +47,16 @@ def test_stops_exactly_at_the_planned_step(
     assert (run.document["state"], run.document["outcome"]) == ("completed", "trained")
 
 
+def test_the_probe_is_measured_at_its_own_interval_and_changes_nothing(lab: Any) -> None:
+    plain, often = lab.fit(), lab.fit({"train.probe_steps": 2})
+    measured = [
+        [line["step"] for line in files.read_json_lines(run.path / "probe.jsonl")] for run in (plain, often)
+    ]
+    assert measured == [[0, 3, 6], [0, 2, 3, 4, 6]]
+    one, other = lab.adapter(plain.path), lab.adapter(often.path)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_every_sample_comes_once_in_each_epoch(lab: Any) -> None:
     run = lab.fit({"train.max_train_steps": None, "train.num_epochs": 3, "data.batch_size": 3})
     lines = files.read_json_lines(run.path / "metrics.jsonl")

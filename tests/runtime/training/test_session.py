@@ -9,7 +9,7 @@ import pytest
 from runtime import files
 from runtime.config import load
 from runtime.errors import CacheError, ConfigError, DataError, UserError
-from runtime.training import loop, session
+from runtime.training import loop, prepared
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ def test_the_base_counts_as_many_parameters_in_nf4(lab: Any) -> None:
 )
 def test_smoke_overrides(lab: Any, train: dict[str, Any], steps: int) -> None:
     config = lab.configure({f"train.{name}": value for name, value in train.items()}).config
-    assert session.smoke_overrides(config) == {
+    assert prepared.smoke_overrides(config) == {
         "train.max_train_steps": steps,
         "train.num_epochs": None,
         "train.checkpointing_steps": steps,
