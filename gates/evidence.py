@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
@@ -79,6 +79,11 @@ def weights_fingerprint(folder: Path) -> str:
     """Identity of a component folder; files above 64 MiB by three sampled pieces."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return document_digest({path.relative_to(folder).as_posix(): _identity(path) for path in files})
+
+
+def files_fingerprint(paths: Iterable[Path]) -> str:
+    """Identity of single files by their names: that of a folder which holds just them."""
+    return document_digest({path.name: _identity(path) for path in paths})
 
 
 def _identity(path: Path) -> dict[str, Any]:

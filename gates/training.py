@@ -7,7 +7,14 @@ from typing import Any
 from gates import caches, quantized, runs
 from gates.caches import Cache
 from gates.checks import Evidence
-from gates.evidence import MissingEvidenceError, Reading, attempt, weights_fingerprint
+from gates.checkpoint_files import files_of
+from gates.evidence import (
+    MissingEvidenceError,
+    Reading,
+    attempt,
+    files_fingerprint,
+    weights_fingerprint,
+)
 from gates.runs import Run
 from gates.verdict import EvidenceRef
 from gates.workspace import Workspace
@@ -117,7 +124,15 @@ def _weights(workspace: Workspace, records: dict[str, dict[str, Any]]) -> dict[s
         place, _, component = part.rpartition("/")
         if place in places and "\\" not in component:
             folders[part] = places[place] / component
-    return {part: weights_fingerprint(path) for part, path in sorted(folders.items()) if path.is_dir()}
+    found = {part: weights_fingerprint(path) for part, path in sorted(folders.items()) if path.is_dir()}
+    own = attempt(lambda: _own_weight(workspace)) if "transformer_weight" in components else None
+    return found | ({"transformer_weight": own.value} if own and own.value else {})
+
+
+def _own_weight(workspace: Workspace) -> str | None:
+    """Of model.transformer_weight, the checkpoint that is trained on instead of the base's own denoiser."""
+    named = workspace.settings["model"]["transformer_weight"]
+    return files_fingerprint(files_of(workspace.resolve(named), named)) if named else None
 
 
 def _still_running(kind: str, run: Run) -> str:

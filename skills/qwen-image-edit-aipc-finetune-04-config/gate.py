@@ -39,6 +39,8 @@ class Configured(Evidence):
     """paths of validation.samples, and whether they are there"""
     prompts: Reading[list[dict[str, Any]]]
     """lines of validation.prompt_file"""
+    weights: dict[str, bool]
+    """by key, whether weights that the config names beside the base are there"""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -58,6 +60,7 @@ def collect(workspace: Workspace) -> Configured:
         model=attempt(lambda: _model(workspace, config.value or {})),
         images=_images(workspace, config.value or {}),
         prompts=attempt(lambda: _prompts(workspace, config.value or {})),
+        weights=_weights(workspace, config.value or {}),
         inputs=tuple(workspace.inputs.values()),
     )
 
@@ -84,6 +87,20 @@ def _images(workspace: Workspace, config: dict[str, Any]) -> dict[str, bool]:
 def _prompts(workspace: Workspace, config: dict[str, Any]) -> list[dict[str, Any]]:
     named = _get(config, "validation", "prompt_file")
     return prompt_file.read(workspace, named) if isinstance(named, str) else []
+
+
+def _weights(workspace: Workspace, config: dict[str, Any]) -> dict[str, bool]:
+    lora = _get(config, "model", "lora")
+    named = {
+        "model.transformer_weight": _get(config, "model", "transformer_weight"),
+        "model.lora.pretrained_weight": lora.get("pretrained_weight") if isinstance(lora, dict) else None,
+    }
+    places = {
+        key: attempt(lambda name=name: workspace.resolve(name))  # type: ignore[misc]
+        for key, name in named.items()
+        if isinstance(name, str)
+    }
+    return {key: place.value is not None and place.value.exists() for key, place in places.items()}
 
 
 def _is_file(path: Reading[Path]) -> bool:
@@ -176,7 +193,15 @@ def cache_mandatory(e: Configured) -> Finding:
     why="a wrong path is found here in a second instead of after a long download or load",
 )
 def paths_exist(e: Configured) -> Finding:
-    """The model is a folder with model_index.json or the target's hub id; prompt file and images are there."""
+    """The model is a folder with model_index.json or the target's hub id; other weights, prompts, images are there."""
+    absent = [key for key, there in e.weights.items() if not there]
+    if absent:
+        return failed(
+            f"nothing is where {listing(absent)} points",
+            expected=0,
+            observed=len(absent),
+            remedy=f"correct {absent[0]} in config.yaml, then finetune plan",
+        )
     name, model = e.settings["model"]["pretrained_model_name_or_path"], e.model.get()
     absent = [path for path, there in e.images.items() if not there]
     if absent:

@@ -250,3 +250,14 @@ def test_a_prompt_file_that_is_whole_is_an_input_of_the_verdict(made: Any, judge
     _prompt_file("x --ci config.yaml --w 64 --h 48")(made)
     verdict = judge(made, "04")
     assert verdict.passes and "p.txt" in {item.path for item in verdict.inputs}
+
+
+@pytest.mark.parametrize("key", ["transformer_weight", "lora"])
+def test_weights_beside_the_base_must_be_there(key: str, made: Any, judge: Any) -> None:
+    value = {"pretrained_weight": "gone.safetensors"} if key == "lora" else "gone.safetensors"
+    made.edit_config(lambda c: c["model"].update({key: value}))
+    check = next(c for c in judge(made, "04").checks if c.id == "paths-exist")
+    assert check.status == "fail" and f"model.{key}" in check.message
+    (made.root / "gone.safetensors").write_bytes(b"x")
+    check = next(c for c in judge(made, "04").checks if c.id == "paths-exist")
+    assert check.status == "pass"
