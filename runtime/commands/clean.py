@@ -28,7 +28,8 @@ def command(with_cache: bool, dry_run: bool, workspace: Workspace, as_json: bool
     if with_cache:
         index = Index.open(workspace.index_path)
         doomed += Store(workspace.resolve(config.cache.cache_dir), index).unlisted()
-    names = [path.relative_to(workspace.root).as_posix() for path in doomed]
+    root = workspace.root
+    names = [(path.relative_to(root) if path.is_relative_to(root) else path).as_posix() for path in doomed]
     if not dry_run:
         for path in doomed:
             _remove(path)

@@ -10,6 +10,7 @@ one goes, so a kill at any moment leaves at least one whole.
 import contextlib
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,10 +49,8 @@ class Trained:
 
 def save_plain(run: Run, trained: Trained, *, step: int, epoch: int) -> Path:
     path = run.path / f"checkpoint-{epoch}-{step}"
-    temporary = _temporary(path)
-    with trained.offered():
+    with _filling(path) as temporary, trained.offered():
         trained.adapter.save(temporary)
-    _put(temporary, path)
     run.saved("save", "checkpoint", step, epoch, path, "scheduled")
     return path
 
@@ -62,18 +61,17 @@ def save_last(run: Run, trained: Trained, state: dict[str, Any]) -> Path:
 
     step, epoch = state["step"], state["epoch"]
     path = run.path / f"checkpoint-last-{epoch}-{step}-last"
-    temporary = _temporary(path)
-    with trained.offered():
-        trained.adapter.save(temporary)
-    trained.adapter.save_state(temporary)
-    if trained.ema is not None:
-        trained.ema.save(temporary)
-    torch.save(trained.optimizer.state_dict(), temporary / "optimizer.bin")
-    torch.save(trained.schedule.state_dict(), temporary / "scheduler.bin")
-    # Draws depend on (seed, step, slot) alone; this file is for readers that expect it.
-    torch.save({"torch_cpu": torch.get_rng_state()}, temporary / "random_states_0.pkl")
-    files.write_json(temporary / TRAINER_STATE, {"schema": "trainer-state/1", **state})
-    _put(temporary, path)
+    with _filling(path) as temporary:
+        with trained.offered():
+            trained.adapter.save(temporary)
+        trained.adapter.save_state(temporary)
+        if trained.ema is not None:
+            trained.ema.save(temporary)
+        _write(trained.optimizer.state_dict(), temporary / "optimizer.bin")
+        _write(trained.schedule.state_dict(), temporary / "scheduler.bin")
+        # Draws depend on (seed, step, slot) alone; this file is for readers that expect it.
+        _write({"torch_cpu": torch.get_rng_state()}, temporary / "random_states_0.pkl")
+        files.write_json(temporary / TRAINER_STATE, {"schema": "trainer-state/1", **state})
     run.saved("save", "last", step, epoch, path, "rolled forward")
     for older in lasts(run.path)[:-1]:
         remove(run, older, "rolled forward")
@@ -123,20 +121,31 @@ def _sorted(run: Path, pattern: re.Pattern[str]) -> list[Path]:
     return [path for _, path in sorted((int(match[2]), path) for match, path in found if match)]
 
 
-def _temporary(path: Path) -> Path:
+@contextlib.contextmanager
+def _filling(path: Path) -> Iterator[Path]:
+    """A folder to fill, put in place where the block ends well; else its room is given back."""
     temporary = path.with_name(f".{path.name}.tmp")
     if temporary.exists():  # left by a kill while it was filled
         shutil.rmtree(temporary)
     temporary.mkdir()
-    return temporary
-
-
-def _put(temporary: Path, path: Path) -> None:
-    for item in temporary.iterdir():
-        files.sync(item)
+    try:
+        yield temporary
+        for item in temporary.iterdir():
+            files.sync(item)
+    except Exception:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     if path.exists():  # the same step saved twice: an interruption right at a boundary
         shutil.rmtree(path)
     files.rename(temporary, path)
+
+
+def _write(value: Any, path: Path) -> None:
+    """By a handle of our own: where torch opens the file itself, nothing tells of a full disk."""
+    import torch
+
+    with path.open("wb") as handle:
+        torch.save(value, handle)
 
 
 def find(project: Path, wanted: str, workspace: Path) -> Path:
@@ -220,11 +229,17 @@ def restore(path: Path, trained: Trained) -> None:
     )
 
 
+def _differing(name: str, then: Any, now: Any) -> list[str]:
+    """Of a section each key, as config.yaml writes it."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        keys = dict.fromkeys([*now, *then])
+        return [line for key in keys for line in _differing(f"{name}.{key}", then.get(key), now.get(key))]
+    return [f"{name}: {then} then, {now} now"] if then != now else []
+
+
 def refuse_differences(saved: dict[str, Any], now: dict[str, Any]) -> None:
     """A resume must train the same thing. Raises ResumeError listing each difference."""
-    lines = [
-        f"{name}: {saved.get(name)} then, {now.get(name)} now" for name in now if saved.get(name) != now[name]
-    ]
+    lines = [line for name in now for line in _differing(name, saved.get(name), now[name])]
     if lines:
         raise ResumeError(
             "the checkpoint is of another training:\n  " + "\n  ".join(lines),

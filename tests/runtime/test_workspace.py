@@ -1,11 +1,13 @@
 """Places, references that travel, and evidence."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runtime import files, workspace
+from runtime.data.sample import Settings
 from runtime.errors import UserError
 from runtime.workspace import Workspace
 
@@ -58,6 +60,18 @@ def test_evidence_is_incomplete_until_it_is_written(made: Workspace, conforms: A
     data = {
         "layout": "folders",
         "root": "dataset",
+        "dataset_file": None,
+        "sources": [
+            {
+                "name": "dataset",
+                "kind": "folders",
+                "root": "dataset",
+                "origin": "dataset",
+                "files": [],
+                "dropped": 0,
+                "settings": asdict(Settings()),
+            }
+        ],
         "holdout_rule": "",
         "dataset_digest": "0" * 64,
         "samples": [],

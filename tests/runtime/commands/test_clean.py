@@ -55,3 +55,11 @@ def test_cache_entries_of_earlier_settings_go_only_when_asked(lab: Any) -> None:
     left = [path for path in (lab.root / "cache").iterdir() if path.is_dir()]
     assert len(left) in (11, 12) and stranger.is_file()
     assert all((path / "entry.json").is_file() or (path / "keep.me").is_file() for path in left)
+
+
+def test_a_cache_on_another_disk_is_cleaned_too(lab: Any, tmp_path: Any) -> None:
+    outside = {"cache.cache_dir": str(tmp_path / "disk" / "cache")}
+    lab.cache({**outside, "data.processor.target_size": [32, 32]})
+    lab.cache(outside)
+    assert clean(lab, "--cache") == 0
+    assert sum(path.is_dir() for path in (tmp_path / "disk" / "cache").iterdir()) == 11

@@ -62,7 +62,7 @@ def test_existing_target_changes_only_in_what_is_given(workspace: Workspace, mak
         ([], "needs --model and --dataset"),
         (["--model", "a/b"], "needs --dataset"),
         (["--model", "no such folder", "--dataset", "."], "neither a folder nor a hub id"),
-        (["--model", "a/b", "--dataset", "nowhere"], "is not a folder"),
+        (["--model", "a/b", "--dataset", "nowhere"], "is not there"),
     ],
 )
 def test_missing_parts_are_named(tmp_path: Path, arguments: list[str], message: str) -> None:

@@ -180,9 +180,9 @@ def test_the_cache_is_another_with_another_text_encoder(done: Any) -> None:
     encoder = job.common["encoders"]["text_encoder"]
     folder = done.root / "models/nf4/text_encoder"
     assert encoder == {
-        "fingerprint": files.weights_fingerprint(folder), "dtype": "nf4", "compute_dtype": "float32"
+        "fingerprint": files.weights_fingerprint(folder), "dtype": "nf4", "compute_dtype": "fp32"
     }  # fmt: skip
-    with pytest.raises(CacheError, match=r"encoders\.text_encoder\.dtype: float32 in the cache, nf4 now"):
+    with pytest.raises(CacheError, match=r"encoders\.text_encoder\.dtype: fp32 in the cache, nf4 now"):
         done.launch()
     before = done.job({"model.quantize_text_encoder": "none"})
     old = before.store.read(before.wants[0].folder)["prompt_embeds"]

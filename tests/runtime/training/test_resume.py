@@ -326,10 +326,33 @@ def test_what_can_not_be_resumed(lab: Any, monkeypatch: pytest.MonkeyPatch) -> N
         ({"train.max_train_steps": 5}, "train steps: 6 then, 5 now"),
         ({"data.batch_size": 1}, "data.batch_size: 2 then, 1 now"),
         ({"train.seed": 7}, "train.seed: 42 then, 7 now"),
-        ({"model.lora.r": 8}, "model.lora: "),
-        ({"optimizer.init_args.lr": 2e-2}, "optimizer: "),
-        ({"lr_scheduler.scheduler_type": "cosine"}, "lr_scheduler: "),
-        ({"loss.sigma_sampling": "uniform"}, "loss: "),
+        ({"data.shuffle": False}, "data.shuffle: True then, False now"),
+        ({"model.lora.r": 8}, "model.lora.r: 4 then, 8 now"),
+        ({"model.lora.lora_alpha": 4}, "model.lora.lora_alpha: 8 then, 4 now"),
+        ({"model.lora.lora_dropout": 0.1}, "model.lora.lora_dropout: 0.0 then, 0.1 now"),
+        ({"model.lora.target_modules": ["to_q"]}, "model.lora.target_modules: "),
+        ({"model.lora.use_dora": True}, "model.lora.use_dora: False then, True now"),
+        ({"model.lora.use_rslora": True}, "model.lora.use_rslora: False then, True now"),
+        ({"optimizer.init_args.lr": 2e-2}, "optimizer.init_args.lr: 0.01 then, 0.02 now"),
+        ({"optimizer.init_args.weight_decay": 0.1}, "optimizer.init_args.weight_decay: None then, 0.1 now"),
+        (
+            {"optimizer.class_path": "torch.optim.SGD"},
+            "optimizer.class_path: torch.optim.AdamW then, torch.optim.SGD now",
+        ),
+        (
+            {"lr_scheduler.scheduler_type": "cosine"},
+            "lr_scheduler.scheduler_type: constant then, cosine now",
+        ),
+        ({"loss.sigma_sampling": "uniform"}, "loss.sigma_sampling: sigmoid then, uniform now"),
+        ({"loss.sigma_min": 0.1}, "loss.sigma_min: 0.0 then, 0.1 now"),
+        ({"loss.sigma_max": 0.9}, "loss.sigma_max: 1.0 then, 0.9 now"),
+        ({"loss.sigma_strata": 4}, "loss.sigma_strata: None then, 4 now"),
+        ({"loss.weighting": "cosmap"}, "loss.weighting: none then, cosmap now"),
+        ({"loss.mask_floor": 0.5}, "loss.mask_floor: 0.0 then, 0.5 now"),
+        ({"loss.prior_weight": 0.5}, "loss.prior_weight: 1.0 then, 0.5 now"),
+        ({"train.max_grad_norm": 0.5}, "train.max_grad_norm: 1.0 then, 0.5 now"),
+        ({"train.ema_decay": 0.9}, "train.ema_decay: None then, 0.9 now"),
+        ({"train.mixed_precision": "bf16"}, "train.mixed_precision: no then, bf16 now"),
         ({"train.gradient_accumulation_steps": 2}, "train.gradient_accumulation_steps: 1 then, 2 now"),
         ({"model.quantize": "nf4"}, "model.quantize: none then, nf4 now"),
     ],
@@ -346,6 +369,21 @@ def test_a_resume_of_another_training_is_refused_by_name(
 
 
 LONGER = {"train.max_train_steps": 10}
+
+
+def test_all_that_differs_is_listed(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {"loss.sigma_sampling": "shift", "loss.shift": 3.0}
+    fit_until(lab, monkeypatch, 2, before)
+    after = {"loss.sigma_sampling": "logit_normal", "loss.logit_mean": 0.5, "loss.logit_std": 0.8}
+    with pytest.raises(ResumeError) as caught:
+        lab.launch({**after, "train.seed": 7}, resume="latest")
+    assert sorted(caught.value.message.splitlines()[1:]) == [
+        "  loss.logit_mean: None then, 0.5 now",
+        "  loss.logit_std: None then, 0.8 now",
+        "  loss.shift: 3.0 then, None now",
+        "  loss.sigma_sampling: shift then, logit_normal now",
+        "  train.seed: 42 then, 7 now",
+    ]
 
 
 @pytest.mark.parametrize("finished", [True, False])
