@@ -135,8 +135,7 @@ def measured(
             devices.reset_peak(where)
             devices.synchronize(where)
             started = time.perf_counter()
-            autocast = torch.bfloat16 if mode.endswith("autocast") else torch.float32
-            with devices.autocast(where, autocast):
+            with torch.autocast(where.type, torch.bfloat16, enabled=mode.endswith("autocast")):
                 (velocity,) = denoiser(**asked)
             velocity.float().square().mean().backward()
             if step == 0:

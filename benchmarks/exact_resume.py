@@ -3,7 +3,8 @@
     python benchmarks/exact_resume.py [--device auto] [--steps 8] [--stop 5]
 
 Trains the embedded base on its own data, whole and in two parts, with `train.deterministic` on and off, and compares
-the adapters: equal bits, else the largest difference relative to the largest weight. Then each optimizer of
+the adapters: equal bits, else the largest difference relative to the largest weight; before that, a run with pictures
+painted in between against one without. Then each optimizer of
 `runtime.training.optimizers.PROVEN` on weights of 320 x 320, whole and restored. One JSON object a line.
 """
 
@@ -63,6 +64,7 @@ def main() -> None:
         workspace = Workspace(Path(folder).resolve())
         write_target(workspace, model=str(HERE / "base"), dataset=str(HERE / "data"), device=wish.device)
         scan(workspace)
+        print(json.dumps({"case": "pictures painted in the fit", **painted(workspace, wish)}), flush=True)
         for deterministic in (True, False):
             for name, changes in CASES.items():
                 given = {"train.deterministic": deterministic, "train.max_train_steps": wish.steps, **changes}
@@ -78,17 +80,37 @@ def main() -> None:
         )
 
 
+def painted(workspace: Workspace, wish: argparse.Namespace) -> dict[str, Any]:
+    """A run with pictures every second step against the same without, dropout on."""
+    changes = {
+        "train.max_train_steps": 6,
+        "model.lora.lora_dropout": 0.3,
+        "validation.num_inference_steps": 2,
+    }
+    runs = [
+        fit(workspace, prepare(workspace, wish, {**changes, **more}), None, None)
+        for more in ({}, {"validation.sample_steps": 2})
+    ]
+    return {"equal": all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])}
+
+
 def compare(workspace: Workspace, wish: argparse.Namespace, changes: dict[str, Any]) -> dict[str, Any]:
-    document = load.apply_overrides(RECIPE, {"hardware.device": wish.device, **changes})
-    workspace.config_path.write_text(yaml.safe_dump(document), encoding="utf-8", newline="\n")
-    loaded = load.load_config(workspace.config_path)
-    build.build(build.plan(workspace, resolve(workspace, loaded.config).config), Progress(quiet=True))
+    loaded = prepare(workspace, wish, changes)
     whole = fit(workspace, loaded, None, None)
     fit(workspace, loaded, wish.stop, None)
     resumed = fit(workspace, loaded, None, "latest")
     difference = max(float((whole[n] - resumed[n]).abs().max()) for n in whole)
     largest = max(float(tensor.abs().max()) for tensor in whole.values())
     return {"equal": difference == 0.0, "difference": difference / largest}
+
+
+def prepare(workspace: Workspace, wish: argparse.Namespace, changes: dict[str, Any]) -> load.Loaded:
+    """config.yaml with `changes`, and the cache that it asks for."""
+    document = load.apply_overrides(RECIPE, {"hardware.device": wish.device, **changes})
+    workspace.config_path.write_text(yaml.safe_dump(document), encoding="utf-8", newline="\n")
+    loaded = load.load_config(workspace.config_path)
+    build.build(build.plan(workspace, resolve(workspace, loaded.config).config), Progress(quiet=True))
+    return loaded
 
 
 def fit(workspace: Workspace, loaded: load.Loaded, stop: int | None, resume: str | None) -> dict[str, Tensor]:
