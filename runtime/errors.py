@@ -5,6 +5,7 @@ UserError            a message, and the command that mends it; `finetune` exits 
   DataError          a sample, a caption, a picture, a folder of them
   CacheError         the cache misses something, or was made for something else
   ResumeError        the checkpoint can't continue this run
+  DiskFullError      no room for what a fit writes
 """
 
 
@@ -30,4 +31,8 @@ class CacheError(UserError):
 
 
 class ResumeError(UserError):
+    pass
+
+
+class DiskFullError(UserError):
     pass

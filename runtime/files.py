@@ -4,6 +4,7 @@ A file appears whole or not at all: temporary file in the same folder, fsync, re
 Digests are those of `schemas/README.md`.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -15,6 +16,8 @@ from typing import Any, BinaryIO
 
 SAMPLED_ABOVE = 64 * 2**20  # bytes; hashing 54 GB of weights takes minutes, three MiB of each file do not
 PIECE = 2**20
+FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # Windows has no quota of that name
+FULL_IN_RUST = ("(os error 28)", "(os error 122)", "(os error 112)")  # safetensors: Linux, its quota, Windows
 MIB, GIB = 2**20, 2**30
 
 
@@ -104,6 +107,18 @@ def rename(source: Path, target: Path) -> None:
             if attempt == 19:
                 raise
             time.sleep(0.05)
+
+
+def disk_full(error: BaseException) -> bool:
+    """Whether a write failed for want of room; torch hides that behind an error of its own."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in FULL:
+            return True
+        if type(seen).__name__ == "SafetensorError" and str(seen).endswith(FULL_IN_RUST):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
 
 
 def append_json_line(path: Path, value: Any) -> None:

@@ -76,7 +76,14 @@ def _unexpected(error: Exception, workspace: Workspace | None) -> Failure:
         files.write_text(path, "".join(traceback.format_exception(error)))
     except OSError:
         return Failure(message, remedy="run the command again from a folder that can be written to")
-    return Failure(message, remedy=f"the traceback is in {path}; please report it")
+    return Failure(f"{message}; the traceback is in {path}", remedy=f"gate diagnose {from_here(path)}")
+
+
+def from_here(path: Path) -> str:
+    """`path` for a command line, in any shell: as short as the working directory allows."""
+    here = Path.cwd()
+    text = path.relative_to(here).as_posix() if path.is_relative_to(here) else str(path)
+    return f'"{text}"' if " " in text else text
 
 
 def as_workspace(ctx: click.Context, parameter: click.Parameter, value: str) -> Workspace:

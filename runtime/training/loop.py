@@ -1,16 +1,18 @@
 """The fit: windows of micro-batches in, optimizer updates, records and checkpoints out."""
 
+import contextlib
 import math
 import time
 import traceback
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from runtime import device
-from runtime.errors import UserError
+from runtime import device, files
+from runtime.errors import DiskFullError, UserError
 from runtime.progress import Progress
 from runtime.training import checkpoints, draws, optimizers, stretches, trackers
 from runtime.training.batches import MicroBatch
@@ -42,6 +44,8 @@ class Cursor:
     """Of the steps in a row up to now that were left out: what was not finite, and of which samples."""
     proven: bool
     """A gradient has reached the adapter."""
+    open_boundary: bool = False
+    """The checkpoint of this step is due and not done: whatever broke it, a resume makes up for it."""
     updating: bool = False  # adapter, schedule, step and records don't agree at the moment
     last_heartbeat: float = field(default_factory=time.monotonic)
     stretches: Stretches = field(default_factory=Stretches)
@@ -56,13 +60,18 @@ def fit(session: Session, progress: Progress) -> str:
         saved_step=session.state["step"],
         not_finite=session.state["not_finite"],
         proven=session.state["step"] > 0,
+        open_boundary=session.state["open_boundary"],
     )
     with graceful() as wish, trackers.opened(session.config, session.run.path, progress.say) as followed:
         try:
             _train(session, cursor, progress, wish, followed)
         except BaseException as error:
-            _failed(session, cursor, error)
-            raise
+            if not files.disk_full(error):
+                _failed(session, cursor, error)
+                raise
+            full = _no_room(session, cursor)
+            _failed(session, cursor, full)
+            raise full from error
         finally:
             progress.stop()
         if cursor.step < session.planned_steps:
@@ -74,6 +83,9 @@ def fit(session: Session, progress: Progress) -> str:
 def _train(session: Session, cursor: Cursor, progress: Progress, wish: Wish, followed: Trackers) -> None:
     if cursor.step == 0:
         _measure(session, 0, followed)
+        _paint(session, cursor, progress, wish, followed)
+    elif cursor.open_boundary or cursor.step == session.planned_steps:  # all trained, and no end recorded
+        _checkpoint(session, cursor, progress, followed)
         _paint(session, cursor, progress, wish, followed)
     progress.start("fit", session.planned_steps, cursor.step)
     accumulation = session.config.train.gradient_accumulation_steps
@@ -168,7 +180,10 @@ def _leave_out(
             remedy="set a lower optimizer.init_args.lr in config.yaml, or take these samples out; then finetune plan",
         )
     cursor.updating = True
-    _advance(session, cursor, line)
+    with warnings.catch_warnings():
+        # Where the first update of all is left out, torch takes the schedule's step for one out of order.
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+        _advance(session, cursor, line)
     return {**line, **unknown}
 
 
@@ -224,12 +239,14 @@ def _no_gradient() -> NoGradientError:
 def _checkpoint(session: Session, cursor: Cursor, progress: Progress, followed: Trackers) -> None:
     """A boundary: plain checkpoint, rolled -last-, probe, pruning."""
     run, step = session.run, cursor.step
+    cursor.open_boundary = True
     path = checkpoints.save_plain(run, session.trained, step=step, epoch=cursor.epoch)
     line = _measure(session, step, followed)
     best = run.document["best"]
     holdout = line["holdout_mean"]
     if holdout is not None and (best is None or holdout < best["holdout_loss"]):
         run.document["best"] = {"step": step, "checkpoint": path.name, "holdout_loss": holdout}
+    cursor.open_boundary = False
     _save_last(session, cursor)
     limit = session.config.train.checkpoints_total_limit
     checkpoints.prune(run, limit, run.document["best"]["checkpoint"] if run.document["best"] else None)
@@ -245,6 +262,7 @@ def _save_last(session: Session, cursor: Cursor) -> None:
         "epoch": cursor.epoch,
         "loss_ema": cursor.loss_ema,
         "not_finite": cursor.not_finite,
+        "open_boundary": cursor.open_boundary,
         "fingerprint": session.fingerprint,
     }
     checkpoints.save_last(session.run, session.trained, state)
@@ -280,15 +298,28 @@ def _interrupted(session: Session, cursor: Cursor, wish: Wish) -> str:
 
 def _failed(session: Session, cursor: Cursor, error: BaseException) -> None:
     """Keep what was learned where it is sound, and say in run.json what happened."""
-    sound = not cursor.updating and not isinstance(error, NonFiniteError | NoGradientError)
+    sound = not cursor.updating and not isinstance(error, NonFiniteError | NoGradientError | DiskFullError)
     lines = traceback.format_exception_only(error)
     state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
     try:
         if sound and cursor.saved_step < cursor.step:
             _save_last(session, cursor)
-    finally:  # a disk that is full takes no checkpoint, but maybe these few bytes
-        session.run.write(done_steps=cursor.step)
-        session.run.finish(state, type(error).__name__, lines[-1].strip())
+    finally:
+        # A disk that is full takes no checkpoint, but maybe these few bytes; if not, that it is full is told already.
+        with contextlib.suppress(*((OSError,) if isinstance(error, DiskFullError) else ())):
+            session.run.write(done_steps=cursor.step)
+            session.run.finish(state, type(error).__name__, lines[-1].strip())
+
+
+def _no_room(session: Session, cursor: Cursor) -> DiskFullError:
+    run = session.run.path
+    kept = checkpoints.lasts(run)
+    resumable = kept or session.run.document["resumed_from"]
+    whole = f"{run.name}/{kept[-1].name} is whole" if kept else f"{run.name} has no checkpoint to go on from"
+    return DiskFullError(
+        f"the disk is full: what step {cursor.step} left could not be written; {whole}",
+        remedy=f"free some space, then finetune fit{' --resume latest' if resumable else ''}",
+    )
 
 
 def _heartbeat(session: Session, cursor: Cursor) -> None:

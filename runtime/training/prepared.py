@@ -152,17 +152,18 @@ def _fingerprint(job: Job, config: Config, planned: int) -> dict[str, Any]:
 
 def _starting_state(checkpoint: Path | None, fingerprint: dict[str, Any]) -> dict[str, Any]:
     if checkpoint is None:
-        return {"step": 0, "epoch": 0, "loss_ema": [0.0, 0.0], "not_finite": []}
+        return {"step": 0, "epoch": 0, "loss_ema": [0.0, 0.0], "not_finite": [], "open_boundary": False}
     state = checkpoints.read_state(checkpoint)
     before, now = state["fingerprint"].get("train steps"), fingerprint["train steps"]
     if isinstance(before, int) and before < now:
         # A longer run: from here on the schedule is that of the new length, see `optimizers.set_rate`.
         state["fingerprint"]["train steps"] = now
     checkpoints.refuse_differences(state["fingerprint"], fingerprint)
-    if state["step"] >= now:
+    ended = files.read_json(checkpoint.parent / "run.json")["state"] == "completed"
+    if ended and state["step"] >= now:
         raise ResumeError(
             f"{checkpoint.name} is the end of a finished run of {state['step']} steps",
             remedy="gate check 07; to train on: a larger train.max_train_steps in config.yaml, finetune plan, "
             "finetune fit --resume latest",
         )
-    return {"not_finite": [], **state}
+    return {"not_finite": [], "open_boundary": False, **state}

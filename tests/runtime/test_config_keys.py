@@ -1,7 +1,8 @@
 """Every key of config.yaml changes something.
 
 The framework that this recipe grew from accepts ten keys that do nothing. Here each key has
-two values and something that differs between them; a key that is missing fails the last test.
+two values and something that differs between them; a key without a case fails
+`test_every_key_is_in_the_table`, by name, and so does CI, which runs all tests (`.ci/run`).
 """
 
 import threading
@@ -15,7 +16,7 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 
-from runtime import files
+from runtime import device, files
 from runtime.cache import encode
 from runtime.config import load
 from runtime.errors import UserError
@@ -144,6 +145,90 @@ def polynomial(lab: Any, changes: Changes) -> list[float]:
 
 def sigmas(lab: Any, changes: Changes) -> list[list[float]]:
     return [line["sigmas"] for line in metrics(lab, changes)]
+
+
+def drawn(lab: Any, changes: Changes) -> list[float]:
+    """Sigmas of the first steps, without training."""
+    session = lab.launch(changes)
+    windows = session.batches.windows(1, 3, 1)
+    return [
+        sigma
+        for step, window in enumerate(windows, 1)
+        for sigma in session.objective.draw(window[0], step, 0).sigmas.tolist()
+    ]
+
+
+def logit_normal(lab: Any, changes: Changes) -> list[float]:
+    return drawn(lab, {"loss.sigma_sampling": "logit_normal", **changes})
+
+
+def shifted(lab: Any, changes: Changes) -> list[float]:
+    return drawn(lab, {"loss.sigma_sampling": "shift", **changes})
+
+
+def first_loss(lab: Any, changes: Changes) -> float:
+    """Of the first step, whose adapter adds nothing yet: what differs is how it is weighed."""
+    session = lab.launch(changes)
+    losses, _ = loop._gradients(session, 1, next(session.batches.windows(1, 1, 1)))
+    return float(losses.mean())
+
+
+def masked(lab: Any, changes: Changes) -> float:
+    """Every sample has a mask, white on its left half."""
+    mask = Image.new("L", (64, 64))
+    mask.paste(255, (0, 0, 32, 64))
+    for index in range(11):
+        mask.save(lab.root / "dataset" / "control_images" / f"p{index}_mask.png")
+    sets_of(lab, "")
+    return first_loss(lab, changes)
+
+
+def held(lab: Any, changes: Changes) -> float:
+    """All samples are to stay as the base paints them, by an adapter that paints something else."""
+    sets_of(lab, "regularisation = true")
+    session = lab.launch(changes)
+    with torch.no_grad():
+        for parameter in session.trained.adapter.parameters():
+            parameter.fill_(0.05)
+    losses, _ = loop._gradients(session, 1, next(session.batches.windows(1, 1, 1)))
+    return float(losses.mean())
+
+
+def sets_of(lab: Any, line: str) -> None:
+    """The lab's pairs by a dataset file, and their cache anew."""
+    from runtime.commands.init import write_target
+    from runtime.data import reading
+
+    (lab.root / "sets.toml").write_text(f'[[datasets]]\nfolder = "dataset"\n{line}\n', encoding="utf-8")
+    write_target(lab.workspace, model=None, dataset=str(lab.root / "sets.toml"), device=None)
+    found = reading.build(lab.workspace, "sets.toml", 3)
+    lab.workspace.begin_evidence("02-dataset", "test").write(inputs={}, data=found.to_json())
+    lab.cache()
+
+
+def kernels(lab: Any, changes: Changes) -> bool:
+    """Whether torch is held to kernels that give the same bits each time."""
+    try:
+        lab.launch(changes)
+        return torch.are_deterministic_algorithms_enabled()
+    finally:
+        device.deterministic(False)
+
+
+def endured(lab: Any, changes: Changes) -> int:
+    """Steps whose loss was no number, until the run stopped."""
+    session = lab.launch(changes)
+    kind = type(session.objective)
+    with pytest.MonkeyPatch.context() as patch:
+        original = kind.step_losses
+        patch.setattr(kind, "step_losses", lambda *given: original(*given) * float("nan"))
+        with pytest.raises(loop.NonFiniteError):
+            loop.fit(session, Progress(quiet=True))
+    return len(files.read_json_lines(session.run.path / "metrics.jsonl"))
+
+
+def measured(lab: Any, changes: Changes) -> list[int]:
+    return [line["step"] for line in files.read_json_lines(run_of(lab, changes).path / "probe.jsonl")]
 
 
 def kept(lab: Any, changes: Changes) -> list[str]:
@@ -378,9 +463,12 @@ CASES = {
         "no", "bf16", lambda lab, changes: (lab.cache(changes), base_dtypes(lab, changes))[1]
     ),
     "train.gradient_checkpointing": Case(True, False, forwards),
+    "train.deterministic": Case(False, True, kernels),
+    "train.nonfinite_limit": Case(1, 2, endured),
     "train.seed": Case(1, 2, sigmas),
     "train.probe_samples": Case(1, 2, asked),
     "train.probe_draws": Case(1, 2, asked),
+    "train.probe_steps": Case(None, 1, measured),
     "optimizer.class_path": Case("torch.optim.AdamW", "torch.optim.SGD", optimizer),
     "optimizer.init_args.lr": Case(1e-3, 1e-2, weights),
     "optimizer.init_args.weight_decay": Case(0.0, 0.5, optimizer),
@@ -389,6 +477,15 @@ CASES = {
     "lr_scheduler.num_cycles": Case(1, 2, restarting),
     "lr_scheduler.power": Case(1.0, 2.0, polynomial),
     "loss.sigma_sampling": Case("uniform", "sigmoid", sigmas),
+    "loss.logit_mean": Case(None, 1.0, logit_normal),
+    "loss.logit_std": Case(None, 0.5, logit_normal),
+    "loss.shift": Case(1.0, 3.0, shifted),
+    "loss.sigma_min": Case(0.0, 0.5, drawn),
+    "loss.sigma_max": Case(1.0, 0.5, drawn),
+    "loss.sigma_strata": Case(None, 4, drawn),
+    "loss.weighting": Case("none", "cosmap", first_loss),
+    "loss.mask_floor": Case(0.0, 0.5, masked),
+    "loss.prior_weight": Case(1.0, 0.5, held),
     "logging.output_dir": Case("outputs", "runs", place),
     "logging.tracker_project_name": Case("a", "b", place),
     "logging.report_to": Case(["tensorboard"], [], tracked),
@@ -424,10 +521,22 @@ def test_key_has_an_effect(lab: Any, key: str) -> None:
     assert one != other
 
 
+def untested(keys: list[str]) -> list[str]:
+    """Keys whose effect no case shows; a key with keys below it has its cases there."""
+    return sorted(
+        key for key in keys if key not in CASES and not any(other.startswith(key + ".") for other in keys)
+    )
+
+
 def test_every_key_is_in_the_table() -> None:
     keys = list(load.known_keys())
-    leaves = {key for key in keys if not any(other.startswith(key + ".") for other in keys)}
-    assert leaves == CASES.keys() - FREE - {"validation.samples"}
+    missing, strange = untested(keys), sorted(CASES.keys() - FREE - set(keys))
+    assert not missing, f"keys of config.yaml without a case in CASES: {', '.join(missing)}"
+    assert not strange, f"cases of keys that config.yaml does not have: {', '.join(strange)}"
+
+
+def test_a_key_without_a_case_is_named() -> None:
+    assert untested([*load.known_keys(), "train.new", "extra", "extra.one"]) == ["extra.one", "train.new"]
 
 
 def test_extra_bounds_of_what_was_observed(lab: Any, tmp_path: Path) -> None:
@@ -440,3 +549,6 @@ def test_extra_bounds_of_what_was_observed(lab: Any, tmp_path: Path) -> None:
     ) == len(range(3))
     one, two = (asked(lab, {"train.probe_draws": draws}) for draws in (1, 2))
     assert two == 2 * one
+    full, half = (held(lab, {"loss.prior_weight": weight}) for weight in (1.0, 0.5))
+    assert half == pytest.approx(0.5 * full, rel=1e-6)
+    assert [endured(lab, {"train.nonfinite_limit": limit}) for limit in (1, 2)] == [1, 2]

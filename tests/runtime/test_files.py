@@ -1,10 +1,12 @@
 """Files appear whole; digests are those that both sides of the contract agree on."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import SafetensorError
 
 from runtime import files
 
@@ -164,3 +166,28 @@ def test_a_torn_tail_is_cut_before_a_line_is_added(tmp_path: Path, before: bytes
     path.write_bytes(before)
     files.append_json_line(path, {"c": 3})
     assert path.read_bytes() == after + b'{"c": 3}\n'
+
+
+def hidden(error: OSError) -> RuntimeError:
+    """As torch's writer hides what a file told it."""
+    outer = RuntimeError("unexpected pos 704 vs 598")
+    outer.__context__ = error
+    return outer
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), True),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), True),
+        (SafetensorError("I/O error: There is not enough space on the disk. (os error 112)"), True),
+        (hidden(OSError(errno.ENOSPC, "No space left on device")), True),
+        (hidden(OSError(errno.EIO, "Input/output error")), False),
+        (OSError(errno.EACCES, "Permission denied"), False),
+        (SafetensorError("I/O error: Permission denied (os error 13)"), False),
+        (RuntimeError("the answer ends with (os error 28)"), False),
+    ],
+)
+def test_a_full_disk_is_told_from_other_faults(error: Exception, full: bool) -> None:
+    assert files.disk_full(error) == full

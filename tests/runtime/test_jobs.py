@@ -83,7 +83,29 @@ def test_a_job_that_was_killed_is_gone(lab: Any, capsys: Any) -> None:
     child.send_signal(signal.SIGKILL)
     child.wait()
     reading = waited(lab, capsys, "fit")
-    assert (reading["state"], reading["next"]) == ("gone", "finetune fit")
+    assert (reading["state"], reading["next"]) == (
+        "gone",
+        f"gate diagnose {lab.root / '.gates/jobs/fit.log'}",
+    )
+
+
+def test_a_job_that_failed_says_itself_what_to_do(lab: Any, capsys: Any) -> None:
+    """What it foresaw it names; only a death without a word is left to `gate diagnose`."""
+    lab.configure()
+    jobs.start(lab.workspace, "fit", []).wait()
+    reading = waited(lab, capsys, "fit")
+    assert (reading["state"], reading["next"]) == ("failed", "finetune cache")
+    assert finetune(lab, "fit", "--detach") == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "next: finetune cache"
+    (lab.root / reading["log"]).write_text("Fatal Python error: Aborted\n", encoding="utf-8")
+    assert waited(lab, capsys, "fit")["next"] == f"gate diagnose {lab.root / '.gates/jobs/fit.log'}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"), [([], None), (["next: a b"], "a b"), (["next: a", "x"], None), (["x", "next: b"], "b")]
+)
+def test_what_a_command_said_itself(lines: list[str], said: str | None) -> None:
+    assert jobs.remedy(lines) == said
 
 
 def test_no_such_job(lab: Any, capsys: Any) -> None:

@@ -137,6 +137,27 @@ def test_what_the_text_encoder_sees_is_shrunk_never_enlarged(
     assert encode._for_text_encoder(Image.new("RGB", size), area).size == expected
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "tokens"),
+    [
+        ("QwenImageEditPipeline", 16 * 16),
+        ("QwenImageEditPlusPipeline", 14 * 14 + 5),
+    ],
+)
+def test_a_control_is_shown_at_its_familys_size(
+    lab: Any, rebase: Callable[..., Path], pipeline: str, tokens: int
+) -> None:
+    """448 px: as it is for Edit, which takes a megapixel, at 384 px for 2509, which numbers it in 5 tokens more."""
+    rebase(pipeline)
+    job = lab.job({"data.processor.controls_size": [448, 448]})
+    encoders = encode.load(job.family, job.model, job.config)
+    want = next(want for want in job.wants if want.id == "p0")
+    bare = replace(want, controls=())
+    shown, alone = encode.encode(job.family, encoders, job.config, [want, bare])
+    more = len(shown.tensors["prompt_embeds"]) - len(alone.tensors["prompt_embeds"])
+    assert more == tokens + 2  # where a picture begins and ends
+
+
 def test_the_background_lies_behind_transparent_pixels(lab: Any) -> None:
     path = lab.root / "clear.png"
     Image.new("RGBA", (64, 64), (0, 0, 0, 0)).save(path)

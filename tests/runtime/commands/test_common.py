@@ -63,6 +63,7 @@ def test_unexpected_error_is_short_and_its_traceback_is_in_the_log(error: Except
     assert f"unexpected {type(error).__name__}" in result.stderr and "Traceback" not in result.stderr
     log = (tmp_path / ".gates" / "error.log").read_text(encoding="utf-8")
     assert "Traceback" in log and type(error).__name__ in log
+    assert result.stderr.endswith(f"next: gate diagnose {tmp_path / '.gates' / 'error.log'}\n")
 
 
 def test_unexpected_error_outside_of_a_workspace_leaves_no_trace_there(
@@ -90,3 +91,17 @@ def test_table_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: py
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     common.print_table("title", ("name",), [("[b]1[/b]",)])
     assert "[b]1[/b]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [("a/b.log", "a/b.log"), ("a b.log", '"a b.log"'), ("../c.log", "{}"), ("../c d.log", '"{}"')],
+)
+def test_a_path_for_a_command_line(
+    path: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    whole = tmp_path / path[3:] if path.startswith("..") else here / path
+    assert common.from_here(whole) == told.format(whole)

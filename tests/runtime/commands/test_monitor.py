@@ -28,7 +28,7 @@ def test_a_run_whose_process_vanished_is_gone(lab: Any, capsys: Any) -> None:
     files.write_json(run.path / "run.json", document)
     assert cli.main(["monitor", "--workspace", str(lab.root)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("v0 full gone") and "next: finetune fit --resume latest" in out
+    assert out.startswith("v0 full gone") and out.endswith(f"next: gate diagnose {run.path}\n")
 
 
 def test_wait_gives_up_after_its_timeout(lab: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,26 @@ def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
         assert expected in message
 
 
+ABSENT = [
+    ("model.full_finetune", True),
+    ("model.blocks_to_swap", 1),
+    ("model.fp8_base", True),
+    ("model.lora.dtype", "bf16"),
+    ("optimizer.fused_backward_pass", True),
+    ("train.blocks_to_swap", 1),
+    ("train.fused_backward_pass", True),
+    ("train.num_processes", 2),
+    ("hardware.devices", [0, 1]),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), ABSENT)
+def test_what_this_trainer_does_not_have_is_refused_by_name(key: str, value: Any) -> None:
+    """Options of other trainers: full fine-tuning, block swap, fp8, more processes. Silence would be a lie."""
+    with pytest.raises(ConfigError, match=rf"{key}: unknown key; "):
+        parse(apply_overrides(MINIMAL, {key: value}))
+
+
 BAD_VALUES: list[tuple[str, Any, str]] = [
     ("train.max_train_steps", "5", 'saw "5" (text)'),
     ("train.max_train_steps", True, "saw true"),

@@ -142,3 +142,30 @@ def test_the_denoiser_is_frozen_and_of_the_asked_dtype(nano: Path, dtype: torch.
     loaded = QwenImageEdit().load_denoiser(nano, device="cpu", dtype=dtype, quantize=quantize)
     assert {p.dtype for p in loaded.parameters()} - {torch.uint8} == {dtype}
     assert not any(p.requires_grad for p in loaded.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sample_whose_words_are_all_masked_is_finite_and_disturbs_no_other(
+    nano: Path, dtype: torch.dtype
+) -> None:
+    """A row of attention that sees nothing is NaN in some kernels; here it still sees the pictures."""
+    family = QwenImageEdit()
+    model = family.load_denoiser(nano, device="cpu", dtype=dtype, quantize="none")
+    conditioning = told(batch=2).to("cpu", dtype)
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[1] = False
+    other = conditioning.embeds.clone()
+    other[1] = 31.0
+    noisy, sigma = torch.randn(2, 16, 8, 8).to(dtype), torch.tensor([0.4, 0.6])
+
+    def answer(embeds: torch.Tensor, mask: torch.Tensor | None, row: slice) -> torch.Tensor:
+        controls = tuple(control[row] for control in conditioning.controls)
+        asked = Conditioning(embeds=embeds[row], mask=mask if mask is None else mask[row], controls=controls)
+        with torch.no_grad():
+            return family.predict(model, noisy[row], sigma[row], asked)
+
+    both = answer(conditioning.embeds, mask, slice(0, 2))
+    assert bool(both.isfinite().all())
+    assert torch.equal(answer(other, mask, slice(0, 2)), both)
+    alone = answer(conditioning.embeds, None, slice(0, 1))
+    assert float((both[:1] - alone).norm() / alone.norm()) < (1e-5 if dtype == torch.float32 else 0.02)

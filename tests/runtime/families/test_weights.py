@@ -174,6 +174,23 @@ def test_fp8_is_multiplied_by_its_scale(
     assert (loaded[BLOCK] - stored[BLOCK]).norm() / stored[BLOCK].norm() < 0.05
 
 
+@pytest.mark.parametrize("rows", [True, False])
+def test_fp8_is_quantized_from_its_values_in_full(
+    nano: Path, single: Any, stored: Tensors, rows: bool
+) -> None:
+    """NF4 of what fp8 times its scale says in fp32, the same bits; not of the bare fp8 numbers."""
+    packed = float8(stored, (lambda most: most) if rows else (lambda most: most.max()), "scale_weight")
+    scales = {
+        n: packed[s] for n in packed if (s := n.replace(".weight", ".scale_weight")) in packed and s != n
+    }
+    full = {n: packed[n].float() * (scales[n][:, None] if rows else scales[n]) for n in scales}
+    ours = load(nano, single(packed, "fp8.safetensors"), quantize="nf4", dtype=torch.bfloat16)
+    theirs = load(nano, single({**stored, **full}), quantize="nf4", dtype=torch.bfloat16)
+    one, other = ours.state_dict(), theirs.state_dict()
+    assert len(scales) > 20 and one[BLOCK].dtype == torch.uint8
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_fp8_without_scales_is_what_it_says(nano: Path, single: Any, stored: Tensors) -> None:
     cast = {n: t.to(torch.float8_e5m2) if "blocks" in n else t for n, t in stored.items()}
     assert torch.equal(load(nano, single(cast)).state_dict()[BLOCK], cast[BLOCK].float())

@@ -1,12 +1,13 @@
 """The fit as a whole: where it stops, what it records, what it does when something breaks."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from runtime import files
+from runtime import files, progress
 from runtime.progress import Progress
 from runtime.training import checkpoints, loop
 
@@ -271,13 +272,15 @@ def test_an_infinite_gradient_is_not_finite_either(lab: Any, monkeypatch: pytest
     assert not checkpoints.lasts(session.run.path)
 
 
-@pytest.mark.parametrize("how", ["detached", "disabled"])
+@pytest.mark.parametrize("how", ["detached", "disabled", "unread"])
 def test_a_first_step_without_gradient_is_an_error(lab: Any, how: str) -> None:
     """diffusers and peft offer many ways to cut the graph; the loss stays finite in all of them."""
-    session = lab.launch()
+    # The text stream's last query is computed and read by nobody: its gradient is there, and zero.
+    unread = {"model.lora.target_modules": ["transformer_blocks.1.attn.add_q_proj"]}
+    session = lab.launch(unread if how == "unread" else {})
     if how == "disabled":
         session.denoiser.disable_adapters()
-    else:
+    elif how == "detached":
         for _, module in session.denoiser.named_modules():
             if hasattr(module, "lora_B"):
                 module.lora_B["default"].register_forward_hook(lambda module, given, out: out.detach())
@@ -376,3 +379,27 @@ def test_best_is_the_checkpoint_with_the_lowest_held_out_loss(lab: Any) -> None:
     assert best["step"] == min(probes, key=lambda step: probes[step])
     assert best["holdout_loss"] == min(probes.values())
     assert (run.path / best["checkpoint"]).is_dir()
+
+
+def test_the_line_of_a_step_has_all_that_a_person_watches(
+    lab: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "HEARTBEAT_S", 0.0)
+    session = lab.launch({"lr_scheduler.scheduler_type": "linear"})
+    loop.fit(session, Progress())
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fit ")]
+    for told, line in zip(said, files.read_json_lines(session.run.path / "metrics.jsonl"), strict=True):
+        expected = (
+            f"fit {line['step']}/6  loss {line['loss']:.4f} (smooth {line['loss_ema']:.4f})  "
+            f"lr {line['lr']:.2e}  {line['step_s']:.2f} s/step  {line['rss_gib']:.1f} GiB  "
+        )
+        assert re.fullmatch(re.escape(expected) + r"ETA \d+ s", told)
+
+
+def test_a_first_step_that_is_left_out_raises_no_warning_of_torch(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Warnings are errors here."""
+    session = lab.launch()
+    spoil_steps(session, monkeypatch, {1})
+    assert loop.fit(session, Progress(quiet=True)) == "completed"

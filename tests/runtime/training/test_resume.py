@@ -256,9 +256,14 @@ def test_two_lasts_left_by_a_kill_are_reduced(
 ) -> None:
     """The kill came between the rename of the new one and the removal of the old one."""
     whole = lab.fit()
-    part = fit_until(lab, monkeypatch, 4, {})
-    older = part / "checkpoint-last-0-3-last"
-    shutil.copytree(checkpoints.lasts(part)[-1], older)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "remove", lambda *given: None)
+        part = fit_until(lab, monkeypatch, 4, {})
+    both = checkpoints.lasts(part)
+    assert [checkpoints.read_state(path)["step"] for path in both] == [
+        3,
+        4,
+    ]  # each whole, the newest is taken
     (part / ".checkpoint-last-1-5-last.tmp").mkdir()  # and one before, while it was filled
     session = lab.launch(resume="latest")
     assert session.state["step"] == 4
@@ -500,11 +505,13 @@ def test_latest_passes_over_a_broken_state(lab: Any, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("spoil", ["cut", "text"])
-def test_a_damaged_state_is_named(lab: Any, monkeypatch: pytest.MonkeyPatch, spoil: str) -> None:
+@pytest.mark.parametrize("asked", ["latest", "by path"])
+def test_a_damaged_state_is_named(lab: Any, monkeypatch: pytest.MonkeyPatch, spoil: str, asked: str) -> None:
     part = fit_until(lab, monkeypatch, 4, {})
     (last,) = checkpoints.lasts(part)
     name = "optimizer.bin" if spoil == "cut" else "trainer_state.json"
     (last / name).write_bytes((last / name).read_bytes()[:-9])
+    resume = "latest" if asked == "latest" else last.relative_to(lab.root).as_posix()
     with pytest.raises(ResumeError, match=f"has other bytes than were saved: {name}") as caught:
-        lab.launch(resume="latest")
+        lab.launch(resume=resume)
     assert caught.value.remedy == "finetune fit"
