@@ -5,6 +5,7 @@ gets into. No state may lead in a circle.
 """
 
 import contextlib
+import importlib.util
 import io
 import json
 import shlex
@@ -21,6 +22,7 @@ from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 
 from gates.cli import main as gate
 from runtime.cli import main as finetune
@@ -155,6 +157,18 @@ def test_gate_next_alone_leads_from_an_empty_folder_to_eight_pass(finished: Walk
     assert_judges_alike_elsewhere(finished.root, tmp_path / "moved", verdicts)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_windows_takes_every_name_in_a_workspace(finished: Walker) -> None:
+    path = Path(__file__).with_name("test_windows.py")
+    spec = importlib.util.spec_from_file_location("names_of_windows", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    names = [path.relative_to(finished.root).as_posix() for path in finished.root.rglob("*")]
+    assert len(names) > 50 and not module.refused(names)
+
+
 def kill_a_fit(root: Path) -> None:
     """SIGKILL after the first checkpoint: run.json stays at `running`, whose process is gone."""
     line = [sys.executable, "-m", "runtime", "fit", "--workspace", str(root)]
@@ -273,6 +287,105 @@ def leave_quantize_unfinished(root: Path) -> None:
         cut(weights)
 
 
+# ---- ten sabotaged workspaces
+
+
+def evidence_of(root: Path, name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(evidence_path(root, name).read_text(encoding="utf-8"))
+    return document
+
+
+def spoil_evidence(root: Path, name: str, **values: Any) -> None:
+    document = evidence_of(root, name)
+    document["data"] |= values
+    evidence_path(root, name).write_text(json.dumps(document), encoding="utf-8", newline="\n")
+
+
+def flip_cache_flag(root: Path) -> None:
+    configure(root, {"cache.use_cache": False})
+
+
+def flip_it_back(root: Path) -> None:
+    configure(root, {"cache.use_cache": True})
+
+
+def train_at_another_size(root: Path) -> None:
+    """The cache stays that of the old size."""
+    configure(root, {"data.processor.target_size": [48, 64]})
+
+
+def forge_verdicts(root: Path) -> None:
+    """Eight files that say PASS, in a workspace that was never validated."""
+    for path in (root / ".gates" / "verdicts").iterdir():
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace('"FAIL"', '"PASS"'), encoding="utf-8", newline="\n")
+    assert json.loads((root / ".gates" / "verdicts" / "08.json").read_text("utf-8"))["verdict"] == "PASS"
+    evidence_path(root, "08-validation").unlink()
+
+
+def take_captions(root: Path) -> None:
+    for path in sorted((root / "dataset" / "training_images").glob("*.txt"))[:2]:
+        path.rename(root.parent / path.name)
+
+
+def write_captions(root: Path) -> None:
+    for path in root.parent.glob("*.txt"):
+        path.rename(root / "dataset" / "training_images" / path.name)
+
+
+def name_another_torch(root: Path) -> None:
+    """As of a machine with CUDA: evidence that was copied, or made before torch was replaced."""
+    data, other = evidence_of(root, "03-environment")["data"], "2.12.0+cu128"
+    packages = [{**item, "version": other} if item["name"] == "torch" else item for item in data["packages"]]
+    built = {**data["torch"]["built"], "cuda": "12.8"}
+    torch = {**data["torch"], "version": other, "built": built}
+    spoil_evidence(root, "03-environment", packages=packages, torch=torch)
+
+
+def forget_the_resume(root: Path) -> None:
+    """Back to where the fit was killed: its run says running, and its process is gone."""
+    shutil.rmtree(the_run(root, "full"))
+    killed = the_run(root, "full")
+    assert record_of(killed)["outcome"] == "vanished"  # which `finetune monitor` wrote on the first way
+    record(killed, state="running", outcome="", reason="", ended_at=None)
+
+
+def validate_the_smoke_fit(root: Path) -> None:
+    run = the_run(root, "smoke")
+    saves = [json.loads(line) for line in (run / "saves.jsonl").read_text(encoding="utf-8").splitlines()]
+    save = next(line for line in saves if line["kind"] == "checkpoint")
+    spoil_evidence(
+        root,
+        "08-validation",
+        run=run.relative_to(root).as_posix(),
+        run_id=record_of(run)["run_id"],
+        checkpoint=save["path"],
+        adapter_sha256=next(iter(save["files"].values()))["sha256"],
+    )
+
+
+def fill_the_disk(root: Path) -> None:
+    """The probe found no room, and the fit died of it while it saved."""
+    disk = [{**place, "free_gib": 0.0} for place in evidence_of(root, "01-host")["data"]["disk"]]
+    spoil_evidence(root, "01-host", disk=disk)
+    run = the_run(root, "full")
+    cut(next(run.glob("checkpoint-last-*-last/model.safetensors")))
+    reason = "[Errno 28] No space left on device"
+    record(
+        run, state="failed", outcome="OSError", reason=reason, done_steps=record_of(run)["planned_steps"] - 1
+    )
+
+
+def free_the_disk(root: Path) -> None:
+    """What was in the way lies elsewhere: nothing to do here."""
+
+
+def turn_a_target(root: Path) -> None:
+    path = sorted((root / "dataset" / "training_images").glob("*.png"))[-1]
+    with Image.open(path) as image:
+        image.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(path)
+
+
 @dataclass(frozen=True, kw_only=True)
 class State:
     spoil: Edit
@@ -305,8 +418,36 @@ STATES = {
         spoil=tear_saves_and_add_prompt,
         passes_through=("finetune plan", "finetune cache", "finetune fit", "finetune validate"),
     ),
-    "quantize unfinished": State(spoil=leave_quantize_unfinished, passes_through=("finetune quantize",)),
 }  # fmt: skip
+AGAIN = ("finetune dataset", "finetune plan", "finetune cache", *RUNS)
+SABOTAGED = {
+    "flipped cache flag": State(
+        spoil=flip_cache_flag, passes_through=("finetune cache",), edits={"cache-mandatory": flip_it_back}
+    ),
+    "stale cache": State(
+        spoil=train_at_another_size, passes_through=("finetune plan", "finetune cache", *RUNS)
+    ),
+    "forged verdict": State(spoil=forge_verdicts, passes_through=("finetune validate",)),
+    "missing captions": State(
+        spoil=take_captions, passes_through=("finetune dataset",), edits={"pairs-complete": write_captions}
+    ),
+    "wrong torch build in the evidence": State(
+        spoil=name_another_torch, passes_through=("finetune probe --environment",)
+    ),
+    "killed run": State(
+        spoil=forget_the_resume,
+        passes_through=("finetune monitor --wait", "finetune fit --resume latest", "finetune validate"),
+    ),
+    "wrong adapter validated": State(spoil=validate_the_smoke_fit, passes_through=("finetune validate",)),
+    "full disk": State(
+        spoil=fill_the_disk,
+        passes_through=("finetune probe --host", "finetune fit --resume latest", "finetune validate"),
+        edits={"disk-free": free_the_disk},
+    ),
+    "changed dataset": State(spoil=turn_a_target, passes_through=AGAIN),
+    "unfinished quantize": State(spoil=leave_quantize_unfinished, passes_through=("finetune quantize",)),
+}
+STATES |= SABOTAGED
 
 
 @pytest.mark.slow
