@@ -4,7 +4,7 @@ from gates import judging, runs
 from gates.cache_checks import CACHE
 from gates.checks import Checks, Finding, Gate, failed, listing, shared, skipped, verdict_of
 from gates.judging import finite
-from gates.statistics import WINDOWS, paired
+from gates.statistics import T_LIMIT, WINDOWS, paired
 from gates.training import FIT, RESUME, RunEvidence, Training, collect
 from gates.verdict import Check, EvidenceRef
 
@@ -12,12 +12,13 @@ SMOKE_STEPS_MAX = 10  # the seed's 5 to 10; more is a run of its own
 PROBE_PAIRS_MIN = 8  # below that a t statistic says little
 LEFT_OUT_MAX = 0.01  # of the steps: a rare overflow is harmless where its update is left out
 LOSS_DROP_MIN = 0.02  # of the probe's mean; a run that learned nothing stays within a thousandth
-LOSS_T_MIN = 3.0  # one-sided: by chance alone once in some 700 runs
+LOSS_T_MIN = T_LIMIT  # one-sided, over items and over samples: by chance alone less than once in 100 runs
 ADAPTER_SHARE_MAX = 0.25  # of the base in bf16; rank 16 takes 0.2 % of the 20B model, a merged base 100 %
-LEARNED_SHARE_MIN = 0.90  # of lora_B tensors non-zero: they start at zero, and a cut graph leaves most there
+LEARNED_NORM_MIN = 1e-6  # of the largest lora_A; one update at a rate of 1e-4 makes some thousandths
+LEARNED_SHARE_MIN = 0.90  # of lora_B tensors moved: they start at zero, and a cut graph leaves most there
 STABLE_STEPS_MIN = 50  # fewer steps show warm-up, not a trend
 ALLOC_GROWTH_MAX = 0.1 / 1024  # GiB a step; the allocator's counter is exact, and 1,000 steps make 100 MiB
-RSS_GROWTH_MAX = 1.0 / 1024  # GiB a step; resident memory breathes with the system's caches
+RSS_GROWTH_MAX = 0.45 / 1024  # GiB a step; below half of the 1 MiB of a leak, for the estimate scatters
 RESIDENT_SHARE_MIN = 0.5  # of the planned resident bytes; less means that the model is somewhere else
 
 SMOKE_KEYS = ("train.max_train_steps", "train.num_epochs", "train.checkpointing_steps")
@@ -218,7 +219,8 @@ def loss_finite(e: RunEvidence) -> Finding:
     why="a step's loss swings with its sigma; on equal sample, sigma and noise the fall is the learning",
 )
 def loss_fell(e: RunEvidence) -> Finding:
-    """Step 0 against the last probe, item by item of the training samples: relative drop, paired t."""
+    """Step 0 against the last probe, item by item of the training samples: relative drop, and the paired t over
+    items or over samples, whichever is smaller, for the draws of one sample move together."""
     probes = e.run.get().probes.get()
     by_step = {line["step"]: line for line in probes}
     planned = e.record["planned_steps"]
@@ -246,13 +248,15 @@ def loss_fell(e: RunEvidence) -> Finding:
             observed=len(first),
             remedy="set more train.probe_samples or train.probe_draws in config.yaml, then finetune plan",
         )
-    result = paired(list(first.values()), [last[item] for item in first])
+    samples = [sample for sample, _, _ in first]
+    result = paired(list(first.values()), [last[item] for item in first], samples)
+    limit = max(LOSS_T_MIN, result.limit)
     held = [by_step[step]["holdout_mean"] for step in (0, planned)]
     told = f"; held out {held[0]:.4f} -> {held[1]:.4f}" if all(map(finite, held)) else "; nothing held out"
     return verdict_of(
-        result.relative_drop >= LOSS_DROP_MIN and result.t > LOSS_T_MIN,
+        result.relative_drop >= LOSS_DROP_MIN and result.t > limit,
         f"{result.before:.4f} -> {result.after:.4f} over {result.count} items{told}",
-        expected={"relative_drop": f">= {LOSS_DROP_MIN}", "t": f"> {LOSS_T_MIN:g}"},
+        expected={"relative_drop": f">= {LOSS_DROP_MIN}", "t": f"> {limit:g}"},
         observed={"relative_drop": round(result.relative_drop, 4), "t": round(result.t, 2)},
         evidence=(e.line("probe.jsonl"),),
     )
@@ -338,7 +342,7 @@ def adapter_only(e: RunEvidence) -> Finding:
     why="a cut graph leaves lora_B at zero while the loss looks like any other",
 )
 def adapter_learned(e: RunEvidence) -> Finding:
-    """lora_B of the last checkpoint: all finite, nine in ten non-zero; and the first checkpoint differs."""
+    """lora_B of the last checkpoint: all finite, nine in ten beyond a millionth of lora_A; and the first differs."""
     checkpoints = e.run.get().checkpoints.get()
     if not checkpoints or checkpoints[-1].facts is None:
         return failed(
@@ -347,11 +351,12 @@ def adapter_learned(e: RunEvidence) -> Finding:
     facts = checkpoints[-1].facts.get()
     up = {name: fact for name, fact in facts.items() if ".lora_B" in name}
     infinite = sorted(name for name, fact in facts.items() if not fact.finite)
-    moved = sum(fact.norm > 0 for fact in up.values())
+    scale = max((fact.norm for name, fact in facts.items() if ".lora_A" in name), default=0.0)
+    moved = sum(fact.norm > LEARNED_NORM_MIN * scale for fact in up.values())
     same = len(checkpoints) > 1 and checkpoints[0].facts is not None and checkpoints[0].facts.get() == facts
     share = moved / len(up) if up else 0.0
     faults = [f"{name} is not finite" for name in infinite]
-    faults += [f"{len(up) - moved} of {len(up)} lora_B are zero"] if share < LEARNED_SHARE_MIN else []
+    faults += [f"{len(up) - moved} of {len(up)} lora_B have not moved"] if share < LEARNED_SHARE_MIN else []
     faults += ["the last checkpoint equals the first"] if same else []
     return verdict_of(
         not faults,
@@ -373,7 +378,8 @@ def adapter_learned(e: RunEvidence) -> Finding:
     why="a leak of one MiB a step ends a run of a day in its last hour",
 )
 def memory_stable(e: RunEvidence) -> Finding:
-    """The rise of allocated (on CPU: resident) memory a step, over the second half, shape by shape; finite."""
+    """The rise of allocated (on CPU: resident) memory a step, over the second half, shape by shape; one jump is
+    forgiven, and what noise may have made; finite."""
     lines, planned = e.run.get().metrics.get(), e.record["planned_steps"]
     cpu = e.record["device"]["type"] == "cpu"
     name, limit = ("rss_gib", RSS_GROWTH_MAX) if cpu else ("alloc_gib", ALLOC_GROWTH_MAX)
