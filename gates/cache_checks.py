@@ -44,9 +44,10 @@ def cache_complete(e: CacheEvidence) -> Finding:
     why="latents of another size or prompt train another thing, or die with mismatched shapes",
 )
 def cache_matches_config(e: CacheEvidence) -> Finding:
-    """Settings of manifest and entries, sizes and prompts of the config, and the digests of the dataset."""
+    """Settings of manifest and entries, sizes and prompts of the config, digests of dataset and encoders."""
     cache = e.cache.get()
-    faults = caches.config_faults(cache, e.dataset.get(), e.settings.get(), e.prompts.get())
+    faults = caches.encoder_faults(cache, e.encoders)
+    faults += caches.config_faults(cache, e.dataset.get(), e.settings.get(), e.prompts.get())
     return verdict_of(
         not faults,
         listing(faults) or f"{len(cache.entries)} entries agree",

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from gates.tensors import read_header
 from gates.workspace import Workspace
 
 REMEDY = "finetune cache"
+DATASET, SCAN = ".gates/evidence/02-dataset.json", "finetune dataset"
 TENSORS = "tensors.safetensors"
 
 
@@ -218,6 +219,10 @@ def config_faults(
         ]
     samples = {(sample["split"], sample["id"]): sample for sample in dataset["samples"]}
     sources = {source["name"]: source["settings"] for source in dataset["sources"]}
+    if strangers := sorted({sample["source"] for sample in samples.values()} - sources.keys()):
+        raise EvidenceError(
+            DATASET, f"names the source {strangers[0]}, of which it says nothing", remedy=SCAN
+        )
     wished = {
         key: _wished(sample, sources[sample["source"]], settings, step) for key, sample in samples.items()
     }
@@ -247,10 +252,26 @@ def _settings_faults(cached: dict[str, Any], settings: dict[str, Any]) -> Iterat
         if processing.get(name) != value:
             yield f"{name}: {processing.get(name)} in the cache, {value} configured"
     for name, value in settings["cache"]["dtypes"].items():
-        made = encoders.get(name, {})
-        used = made.get("compute_dtype", made.get("dtype"))
+        made = encoders.get(name)
+        used = made.get("compute_dtype", made.get("dtype")) if isinstance(made, dict) else None
         if value != "auto" and used != value:
             yield f"cache.dtypes.{name}: {used} in the cache, {value} configured"
+
+
+def encoders(cache: Cache) -> dict[str, dict[str, Any]]:
+    """What the manifest says of the components that encoded, by name."""
+    found = cache.manifest["settings"].get("encoders")
+    items = found.items() if isinstance(found, dict) else ()
+    return {name: item for name, item in items if isinstance(item, dict)}
+
+
+def encoder_faults(cache: Cache, now: Mapping[str, str]) -> list[str]:
+    """Components whose weights are others than the cache was made with."""
+    return [
+        f"another {name} than the cache was made with"
+        for name, made in encoders(cache).items()
+        if name in now and made.get("fingerprint") != now[name]
+    ]
 
 
 def _wished(

@@ -8,7 +8,7 @@ from typing import Any
 
 from gates import registry
 from gates.checks import Gate, broken, skip
-from gates.evidence import EvidenceError
+from gates.evidence import EvidenceError, unreadable
 from gates.verdict import Check, Verdict, decide, first_of, strictly, utc_now, write, write_text
 from gates.workspace import Workspace
 
@@ -47,7 +47,7 @@ def _judge(number: str, workspace: Workspace, blocker: Verdict | None, *, strict
         save_log(workspace, traceback.format_exc())
         return Judged(whole=_crashed(number, error), phases={})
     if blocker is not None:
-        return _blocked(gate, blocker)
+        return block(gate, blocker)
     return judge(gate, workspace.again(), strict=strict)
 
 
@@ -56,6 +56,8 @@ def judge(gate: Gate, workspace: Workspace, *, strict: bool = False) -> Judged:
     try:
         evidence = gate.collect(workspace)
         checks = gate.judge(evidence)
+    except OSError as error:
+        return _together(gate, [broken(spec, str(unreadable(error))) for spec in gate.specs])
     except Exception as error:
         if not isinstance(error, EvidenceError):
             save_log(workspace, traceback.format_exc())
@@ -108,7 +110,9 @@ def _verdict(gate: Gate, phase: str | None, checks: Sequence[Check], evidence: A
     )
 
 
-def _blocked(gate: Gate, blocker: Verdict) -> Judged:
+def block(gate: Gate, blocker: Verdict) -> Judged:
+    """What a gate says after one that does not pass: nothing but that."""
+
     def blocked(phase: str | None) -> Verdict:
         specs = [spec for spec in gate.specs if phase in (None, spec.phase)]
         message = f"not judged: gate {blocker.gate} does not pass"

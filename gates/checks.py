@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from gates.evidence import EvidenceError, MissingEvidenceError
+from gates.evidence import EvidenceError, MissingEvidenceError, legible, unreadable
 from gates.verdict import Check, EvidenceRef, Input, Status, plain
 
 E = TypeVar("E")
@@ -159,6 +159,8 @@ def _run(spec: Spec[E], evidence: E, done: Mapping[str, Check]) -> Check:
         finding = failed(str(error), remedy=error.remedy or None, evidence=(EvidenceRef(path=error.path),))
     except EvidenceError as error:
         finding = _error(str(error), remedy=error.remedy or None, evidence=(EvidenceRef(path=error.path),))
+    except OSError as error:
+        finding = _error(str(unreadable(error)))
     except Exception as error:  # a fault of the gate itself must never pass, nor hide the other checks
         finding = _error(f"{type(error).__name__}: {error}")
     if finding.status == "skip" and spec.required and not spec.may_skip:
@@ -198,7 +200,7 @@ def _check(spec: Spec[Any], finding: Finding, *, excused: bool = True) -> Check:
         observed=plain(finding.observed),
         unit=finding.unit,
         evidence=finding.evidence,
-        message=finding.message,
+        message=legible(finding.message),
         remedy=(spec.remedy if finding.remedy is None else finding.remedy) if acts else "",
         section=spec.section,
         excused=excused and finding.status == "skip",

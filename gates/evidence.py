@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,15 @@ def attempt(read: Callable[[], T]) -> Reading[T]:
         return Reading(value=read())
     except EvidenceError as error:
         return Reading(error=error)
+    except OSError as error:
+        return Reading(error=unreadable(error))
+
+
+def unreadable(error: OSError) -> EvidenceError:
+    """A file that vanished midway, or may not be read; its path on this machine is left out."""
+    name = Path(str(error.filename)).name if error.filename else "a file"
+    reason = error.strerror or type(error).__name__
+    return EvidenceError(name, f"could not be read while it was judged ({reason}); judge again")
 
 
 # ---- digests
@@ -70,6 +80,11 @@ def document_digest(value: Any) -> str:
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
+def legible(text: str) -> str:
+    """`text`, what no UTF-8 says (bytes of a file name, half of a surrogate pair) as an escape."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def file_digest(path: Path) -> str:
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
@@ -78,7 +93,7 @@ def file_digest(path: Path) -> str:
 def weights_fingerprint(folder: Path) -> str:
     """Identity of a component folder; files above 64 MiB by three sampled pieces."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return document_digest({path.relative_to(folder).as_posix(): _identity(path) for path in files})
+    return document_digest({legible(path.relative_to(folder).as_posix()): _identity(path) for path in files})
 
 
 def files_fingerprint(paths: Iterable[Path]) -> str:
@@ -132,6 +147,8 @@ def inside(root: Path, relative: str, shown: str = "") -> Path:
         within = path.resolve().is_relative_to(root.resolve())
     except (OSError, ValueError) as error:
         raise EvidenceError(shown, f"is no usable path ({error})") from error
+    except RuntimeError as error:  # what pathlib of Python before 3.13 makes of it
+        raise EvidenceError(shown, "is a link to itself") from error
     if not within:
         raise EvidenceError(shown, "leaves its folder by a link")
     return path
@@ -169,8 +186,9 @@ def parse_json(text: bytes, shown: str, *, allow_nan: bool = False) -> Any:
     except ValueError as error:  # an integer of more digits than Python converts
         raise EvidenceError(shown, f"is not JSON: {error}") from error
     _bound_depth(value, shown)
-    if not allow_nan:
-        _refuse_overflow(value, shown)
+    if b"\\u" in text:
+        _refuse_surrogates(value, shown)
+    _refuse_overflow(value, shown, floats=not allow_nan)
     return value
 
 
@@ -215,6 +233,14 @@ def _bound_depth(value: Any, shown: str) -> None:
         level = [child for item in level for child in _children(item)]
 
 
+def _refuse_surrogates(value: Any, shown: str) -> None:
+    """`"\\ud800"` is legal JSON and no text: nothing can write it again."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise EvidenceError(shown, "holds half of a surrogate pair, which is no text") from error
+
+
 def _children(value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
         yield from value.values()
@@ -222,12 +248,13 @@ def _children(value: Any) -> Iterator[Any]:
         yield from value
 
 
-def _refuse_overflow(value: Any, shown: str) -> None:
-    """`1e999` is legal JSON and reads as infinity."""
+def _refuse_overflow(value: Any, shown: str, *, floats: bool) -> None:
+    """`1e999` is legal JSON and reads as infinity; a whole number of 400 digits becomes none of its comparisons."""
     stack = [value]
     while stack:
         item = stack.pop()
-        if isinstance(item, float) and not math.isfinite(item):
+        too_large = isinstance(item, int) and item.bit_length() > sys.float_info.max_exp
+        if too_large or (floats and isinstance(item, float) and not math.isfinite(item)):
             raise EvidenceError(shown, "holds a number beyond what a float can say")
         stack.extend(_children(item))
 

@@ -15,6 +15,8 @@ from gates.training import RunEvidence
 
 # Sections that a finished training does not depend on: step 08 may still change its prompts.
 LATER = ("validation", "resume")
+# What leaves no trace in the weights by itself. The cache is compared by the digest of its entries.
+TRACELESS = ("cache", "data.num_workers", "logging.report_to")
 
 BF16_BYTES = 2  # a weight of a merged base on disk, whatever precision was trained beside
 
@@ -40,8 +42,9 @@ def input_faults(e: RunEvidence, overridable: Collection[str]) -> list[str]:
 def config_differences(
     then: dict[str, Any], now: dict[str, Any], overridable: Collection[str] = ()
 ) -> list[str]:
-    """Between two config documents, defaults filled; what comes later, or was overridden, left out."""
-    old, new = (configs.without(with_defaults(document), *LATER, *overridable) for document in (then, now))
+    """Between two config documents, defaults filled; what trained nothing, or was overridden, left out."""
+    left_out = (*LATER, *TRACELESS, *overridable)
+    old, new = (configs.without(with_defaults(document), *left_out) for document in (then, now))
     return list(configs.differences(old, new))
 
 

@@ -135,7 +135,9 @@ def _best(workspace: Workspace, links: Sequence[_Link]) -> str | None:
     found = []
     for link in links:
         best = record_of(workspace, link.folder)["best"]
-        if best is not None and (path := inside(link.folder, best["checkpoint"]) / ADAPTER).is_file():
+        if best is None or (link.until is not None and best["step"] > link.until):
+            continue  # of steps that a successor did again
+        if (path := inside(link.folder, best["checkpoint"]) / ADAPTER).is_file():
             found.append((best["holdout_loss"], workspace.shown(path.parent)))
     return min(found)[1] if found else None
 

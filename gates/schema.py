@@ -3,7 +3,7 @@
 import copy
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -30,8 +30,20 @@ def _validator(name: str) -> Any:
     return Draft202012Validator(load(name))
 
 
+@cache
+def _accepts(name: str) -> Callable[[Any], bool]:
+    from gates import quick
+
+    try:
+        return quick.compiled(load(name))
+    except quick.UnknownKeywordError:
+        return lambda value: bool(_validator(name).is_valid(value))
+
+
 def errors(value: Any, name: str) -> list[Any]:
     """jsonschema's errors, in the order of the document."""
+    if _accepts(name)(value):
+        return []
     return sorted(
         _validator(name).iter_errors(value), key=lambda error: [str(p) for p in error.absolute_path]
     )
@@ -44,7 +56,7 @@ def problems(value: Any, name: str) -> list[str]:
 
 def require(value: Any, name: str, shown: str) -> Any:
     """`value`, or EvidenceError that names its first fault."""
-    if not _validator(name).is_valid(value):
+    if not _accepts(name)(value):
         raise EvidenceError(shown, f"is no {name}: {problems(value, name)[0]}")
     return value
 

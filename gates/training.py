@@ -6,8 +6,8 @@ from typing import Any
 
 from gates import caches, quantized, runs
 from gates.caches import Cache
-from gates.checks import Evidence
 from gates.checkpoint_files import files_of
+from gates.checks import Evidence
 from gates.evidence import (
     MissingEvidenceError,
     Reading,
@@ -32,6 +32,8 @@ class CacheEvidence:
     prompts: Reading[list[dict[str, Any]]]
     """what validation.samples and validation.prompt_file ask for"""
     roundtrip: Reading[dict[str, Any]]
+    encoders: dict[str, str]
+    """component to its fingerprint now; those that are not on this machine are left out"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +68,14 @@ class Training(Evidence):
 
 def collect(workspace: Workspace) -> Training:
     dataset = attempt(lambda: workspace.evidence("02-dataset"))
+    read = attempt(lambda: caches.read(workspace))
     cache = CacheEvidence(
-        cache=attempt(lambda: caches.read(workspace)),
+        cache=read,
         dataset=dataset,
         settings=attempt(lambda: workspace.settings),
         prompts=attempt(lambda: caches.prompts(workspace)),
         roundtrip=attempt(lambda: workspace.evidence("07-cache-roundtrip")),
+        encoders=_encoders(workspace, read.value),
     )
     found = {kind: attempt(lambda kind=kind: _read_run(workspace, kind)) for kind in FIT}  # type: ignore[misc]
     records = {kind: run.value.record for kind, run in found.items() if run.value}
@@ -113,20 +117,40 @@ def _read_run(workspace: Workspace, kind: str) -> Run:
 
 def _weights(workspace: Workspace, records: dict[str, dict[str, Any]]) -> dict[str, str]:
     """Fingerprints of the components that the runs name, as they lie in the model and models/nf4 now."""
-    name = attempt(lambda: workspace.settings["model"]["pretrained_model_name_or_path"])
-    model = attempt(lambda: workspace.resolve(name.get()))
-    if not isinstance(model.value, Path) or not model.value.is_dir():
+    model = _model(workspace)
+    if model is None:
         return {}
     components = {part for record in records.values() for part in record["model"]["fingerprints"]}
-    places = {"": model.value, "nf4": workspace.root / quantized.FOLDER}
+    places = {"": model, "nf4": workspace.root / quantized.FOLDER}
     folders = {}
     for part in components:
         place, _, component = part.rpartition("/")
         if place in places and "\\" not in component:
             folders[part] = places[place] / component
-    found = {part: weights_fingerprint(path) for part, path in sorted(folders.items()) if path.is_dir()}
+    found = _fingerprints(folders)
     own = attempt(lambda: _own_weight(workspace)) if "transformer_weight" in components else None
     return found | ({"transformer_weight": own.value} if own and own.value else {})
+
+
+def _encoders(workspace: Workspace, cache: Cache | None) -> dict[str, str]:
+    """Fingerprints of the components that the cache was made with, NF4 where it says so."""
+    model, folders = _model(workspace), {}
+    for name, made in caches.encoders(cache).items() if cache else ():
+        place = workspace.root / quantized.FOLDER if made.get("dtype") == "nf4" else model
+        if place is not None and name.isidentifier():
+            folders[name] = place / name
+    return _fingerprints(folders)
+
+
+def _model(workspace: Workspace) -> Path | None:
+    """The base's folder, where it is on this machine."""
+    name = attempt(lambda: workspace.settings["model"]["pretrained_model_name_or_path"])
+    model = attempt(lambda: workspace.resolve(name.get())).value
+    return model if model is not None and model.is_dir() else None
+
+
+def _fingerprints(folders: dict[str, Path]) -> dict[str, str]:
+    return {part: weights_fingerprint(path) for part, path in sorted(folders.items()) if path.is_dir()}
 
 
 def _own_weight(workspace: Workspace) -> str | None:

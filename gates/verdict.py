@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from gates.evidence import document_digest
+from gates.evidence import document_digest, legible
 
 Status = Literal["pass", "fail", "skip", "error", "info"]
 Outcome = Literal["passed", "skipped", "failed", "blocked", "error"]
@@ -205,8 +205,10 @@ def plain(value: Any) -> Any:
     """`value` in JSON types; what JSON can't say (NaN, infinity) as text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
+    if isinstance(value, str):
+        return legible(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {legible(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         items = sorted(value) if isinstance(value, (set, frozenset)) else value
         return [plain(item) for item in items]
@@ -249,11 +251,15 @@ def write(verdict: Verdict, folder: Path) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Whole or not at all: a temporary file beside `path`, then a rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(text.encode("utf-8"))
+        temporary.write_bytes(content)
         _replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

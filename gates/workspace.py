@@ -14,6 +14,7 @@ from gates.evidence import (
     document_digest,
     file_digest,
     inside,
+    legible,
     read_json,
     read_jsonl,
 )
@@ -94,6 +95,9 @@ class Workspace:
 
     def shown(self, path: Path) -> str:
         """How a verdict writes `path`: no absolute path ever travels."""
+        return legible(self._shown(path))
+
+    def _shown(self, path: Path) -> str:
         if path.is_relative_to(self.root):
             return path.relative_to(self.root).as_posix()
         for name, base in self.externals.items():
@@ -106,7 +110,10 @@ class Workspace:
 
     def note(self, path: Path) -> None:
         name = self.shown(path)
-        self.inputs[name] = Input(path=name, sha256=file_digest(path), size=path.stat().st_size)
+        try:
+            self.inputs[name] = Input(path=name, sha256=file_digest(path), size=path.stat().st_size)
+        except OSError as error:
+            raise EvidenceError(name, f"vanished while it was judged ({error.strerror})") from error
 
     def json(self, path: Path, schema_name: str, *, remedy: str = "") -> dict[str, Any]:
         name = self.shown(path)
@@ -140,7 +147,10 @@ class Workspace:
     def record(self, name: str) -> dict[str, Any]:
         """Complete evidence with its envelope, which holds the inputs that it depends on."""
         remedy = MADE_BY[name]
-        path = self.root / ".gates" / "evidence" / f"{name}.json"
+        try:
+            path = inside(self.root, f".gates/evidence/{name}.json")
+        except EvidenceError as error:  # a link: whatever lies there is of another workspace
+            raise EvidenceError(error.path, error.message, remedy=remedy) from error
         document = self.json(path, "evidence", remedy=remedy)
         if document["name"] != name:
             raise EvidenceError(self.shown(path), f"is evidence of {document['name']}", remedy=remedy)

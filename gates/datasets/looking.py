@@ -13,7 +13,7 @@ from gates.datasets.stated import ARCHIVES, LISTINGS, Stated, stated
 from gates.datasets.stated import faults as layout_faults
 from gates.datasets.wording import decode, prompts
 from gates.evidence import EvidenceError, differences, inside, read_bytes, read_json
-from gates.pictures import picture_size
+from gates.pictures import picture_sizes
 from gates.workspace import Workspace
 
 HOLDOUT_FILE = "holdout.txt"
@@ -268,13 +268,22 @@ def _decode(
     for located in pairs:
         if located.sample is None and not located.beyond:
             chosen |= {located.prefix + path: (located.source, path) for path in located.pair.images()}
-    pictures, broken = {}, {}
-    for shown, (source, path) in chosen.items():
+    return _measured({shown: (roots[source], path) for shown, (source, path) in chosen.items()})
+
+
+def _measured(chosen: dict[str, tuple[Path, str]]) -> tuple[dict[str, Picture], dict[str, str]]:
+    places, pictures, broken = [], {}, {}
+    for shown, (root, path) in chosen.items():
         try:
-            width, height = picture_size(inside(roots[source], path, shown), shown)
-            pictures[shown] = Picture(width=width, height=height)
+            places.append((inside(root, path, shown), shown))
         except EvidenceError as error:
             broken[shown] = error.message
+    for (_, shown), size in zip(places, picture_sizes(places), strict=True):
+        if size.error:
+            broken[shown] = size.error.message
+        else:
+            width, height = size.get()
+            pictures[shown] = Picture(width=width, height=height)
     return pictures, broken
 
 

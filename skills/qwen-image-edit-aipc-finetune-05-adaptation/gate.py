@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gates.checks import Checks, Evidence, Finding, Gate, failed, listing, verdict_of
+from gates import checkout
+from gates.checks import Checks, Evidence, Finding, Gate, failed, listing, skipped, verdict_of
 from gates.evidence import Reading, attempt
 from gates.verdict import Check, EvidenceRef
 from gates.workspace import Workspace
@@ -48,8 +49,16 @@ USED = (
 )  # fmt: skip
 PACKAGES = ("torch", "bitsandbytes", "diffusers", "peft")
 
+GUARDS = (
+    "missing-step-guard",
+    "missing-epoch-break",
+)  # findings of step-guard-present; all others are CUDA's
+NO_CHECKOUT = "no other trainer's checkout was scanned"
+
 EVIDENCE = ".gates/evidence/05-adaptation.json"
+SCANNED = EvidenceRef(path=EVIDENCE, locator="/data/scan")
 ADAPT = "finetune adapt"
+ENVIRONMENT = "finetune probe --environment"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +69,11 @@ class Adaptation(Evidence):
     settings: Reading[dict[str, Any]]
     """config.yaml with defaults"""
     environment: Reading[dict[str, Any]]
-    """evidence 03-environment"""
+    """evidence 03-environment with its envelope"""
+    scan: Mapping[str, Any] | None
+    """what `finetune adapt --scan` recorded of another trainer's checkout; None: it trains with none"""
+    source: Reading[checkout.Checkout | None]
+    """the checkout as it is now; None where it is not on this machine"""
 
     @property
     def data(self) -> dict[str, Any]:
@@ -81,7 +94,7 @@ class Adaptation(Evidence):
         precision = setting(self.settings.get(), "train.mixed_precision")
         if precision == "auto":
             precision = self.data["choices"].get("train.mixed_precision", {}).get("value")
-        return COMPUTE.get(precision, str(precision))
+        return COMPUTE.get(str(precision), str(precision))
 
     @property
     def wanted_steps(self) -> tuple[str, ...]:
@@ -93,11 +106,14 @@ class Adaptation(Evidence):
 
 def collect(workspace: Workspace) -> Adaptation:
     record = attempt(lambda: workspace.record("05-adaptation"))
+    scan = record.value["data"].get("scan") if record.value else None
     return Adaptation(
         record=record,
         plan=attempt(lambda: workspace.evidence("04-plan")),
         settings=attempt(lambda: workspace.settings),
-        environment=attempt(lambda: workspace.evidence("03-environment")),
+        environment=attempt(lambda: workspace.record("03-environment")),
+        scan=scan,
+        source=attempt(lambda: checkout.read(workspace, scan)) if scan else Reading(),
         device=record.value["data"]["device"]["type"] if record.value else None,
         inputs=tuple(workspace.inputs.values()),
     )
@@ -123,7 +139,7 @@ CHECKS: Checks[Adaptation] = Checks()
 def probes_complete(e: Adaptation) -> Finding:
     """A result for each probe, backed by its error; device, packages, driver and config keys against those of now."""
     seen = e.probes
-    faults = [*_stale(e)]
+    faults = [*_stale(e), *_moved(e)]
     faults += [f"{name} was not probed" for name in PROBES if name not in seen]
     if len(seen) != len(e.data["probes"]):
         faults.append("a probe is listed twice")
@@ -139,6 +155,7 @@ def probes_complete(e: Adaptation) -> Finding:
         expected=dict.fromkeys(PROBES, "a result"),
         observed={name: probe["status"] for name, probe in seen.items()},
         evidence=(EvidenceRef(path=EVIDENCE, locator="/data/probes"),),
+        remedy=ENVIRONMENT if any(_moved(e)) and _older_environment(e) else None,
     )
 
 
@@ -152,7 +169,11 @@ def _stale(e: Adaptation) -> Iterator[str]:
     for key in USED:
         if used.get(key) != setting(settings, key):
             yield f"{key}: {used.get(key)} when probed, {setting(settings, key)} now"
-    environment = e.environment.get()
+
+
+def _moved(e: Adaptation) -> Iterator[str]:
+    """Where the environment on record is another than that of the probes, one line each."""
+    device, environment = e.data["device"], e.environment.get()["data"]
     listed = {item["name"]: item["version"] or "absent" for item in environment["packages"]}
     for name in PACKAGES:
         if name in listed and e.data["versions"].get(name) != listed[name]:
@@ -161,6 +182,12 @@ def _stale(e: Adaptation) -> Iterator[str]:
     drivers = [item["driver"] for item in now if item["driver"]]
     if drivers and device["driver"] not in drivers:
         yield f"driver {device['driver']} when probed, {drivers[0]} now"
+
+
+def _older_environment(e: Adaptation) -> bool:
+    """Then it is step 03 that has to look again: the probes would only measure what they did."""
+    older: bool = e.environment.get()["measured_at"] < e.record.get()["measured_at"]
+    return older
 
 
 def _within(error: float | None, limit: float) -> bool:
@@ -353,6 +380,34 @@ def _dtype_faults(step: Mapping[str, Any], what: str, compute: str) -> Iterator[
     for kinds in calls:
         if kinds != [compute]:
             yield f"{what}: attention got {', '.join(kinds)}, expected {compute}"
+
+
+@CHECKS.check(
+    "no-cuda-only-calls",
+    title="The other trainer's code calls nothing that only CUDA has",
+    section="5.6",
+    remedy=f"mend the lines as the scan says, then {checkout.RESCAN}",
+    needs=("probes-complete",),
+    may_skip=NO_CHECKOUT,
+    why="such a call ends the run, does nothing, or leaves the work to the CPU",
+)
+def no_cuda_only_calls(e: Adaptation) -> Finding:
+    """Findings of the scan but its loops; the checkout's digest now, and calls that the gate itself reads there."""
+    return skipped(NO_CHECKOUT) if e.scan is None else checkout.judge_calls(e.scan, e.source, SCANNED)
+
+
+@CHECKS.check(
+    "step-guard-present",
+    title="The other trainer's loops stop at max_train_steps",
+    section="5.6",
+    remedy=f"leave both loops at max_train_steps, then {checkout.RESCAN}",
+    needs=("probes-complete",),
+    may_skip=NO_CHECKOUT,
+    why="without it 5 steps become all epochs over all samples, and each epoch saves again",
+)
+def step_guard_present(e: Adaptation) -> Finding:
+    """Each loop in which an optimizer steps, and each over epochs around one: the line on which the limit leaves it."""
+    return skipped(NO_CHECKOUT) if e.scan is None else checkout.judge_loops(e.scan, e.source, SCANNED)
 
 
 def judge(evidence: Adaptation) -> list[Check]:

@@ -1,6 +1,5 @@
 """Healthy workspaces, made once and copied for each test that spoils one."""
 
-import importlib.util
 import shutil
 import sys
 from collections.abc import Callable
@@ -12,20 +11,14 @@ import pytest
 
 
 def load_workspaces() -> ModuleType:
-    """tests/gates/workspaces.py, under one name whichever conftest asks: tests are no package."""
-    load_module("synthetic_nf4", "nf4_folders.py")
-    return load_module("synthetic_workspaces", "workspaces.py")
+    """The synthetic workspaces of `gate selftest`, and what makes their parts, as one module."""
+    from gates.selftest import editing, fits, healthy, machines, nf4
 
-
-def load_module(name: str, file: str) -> ModuleType:
-    if name not in sys.modules:
-        path = Path(__file__).resolve().parents[1] / "gates" / file
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
+    module = ModuleType("synthetic_workspaces")
+    for part in (editing, fits, machines, healthy):
+        vars(module).update({name: item for name, item in vars(part).items() if not name.startswith("__")})
+    sys.modules["synthetic_nf4"] = nf4
+    return module
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gates import chain, cli, registry
+from gates.commands import check
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -107,7 +108,7 @@ def test_github(gate: Any, made: Any, monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "| **04** | | **FAIL** |" in summary.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("form", cli.FORMATS)
+@pytest.mark.parametrize("form", check.FORMATS)
 def test_output_writes_the_same_to_a_file(form: str, gate: Any, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "report"
     code, out, _ = gate("check", "02", "--format", form, "--output", str(path))
@@ -219,15 +220,16 @@ def test_strict_and_require_device(gate: Any, made: Any) -> None:
 
 
 def test_colour_only_on_a_terminal_and_not_against_the_users_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gates.commands import common
     from gates.reports import text
 
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert cli._style() is text.coloured
+    assert common.style() is text.coloured
     assert text.coloured("PASS", "green") == "\x1b[32m\x1b[1mPASS\x1b[0m"
     monkeypatch.setenv("NO_COLOR", "1")
-    assert cli._style() is text.plain
+    assert common.style() is text.plain
 
 
 def test_a_cp1252_console_survives_any_caption(made: Any) -> None:

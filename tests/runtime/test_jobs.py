@@ -91,7 +91,7 @@ def test_a_job_that_was_killed_is_gone(lab: Any, capsys: Any) -> None:
 
 def test_a_job_that_failed_says_itself_what_to_do(lab: Any, capsys: Any) -> None:
     """What it foresaw it names; only a death without a word is left to `gate diagnose`."""
-    lab.configure()
+    lab.configure({"cache.cache_dir": "empty"})
     jobs.start(lab.workspace, "fit", []).wait()
     reading = waited(lab, capsys, "fit")
     assert (reading["state"], reading["next"]) == ("failed", "finetune cache")

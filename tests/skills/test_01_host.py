@@ -1,142 +1,16 @@
 """Gate 01: healthy machines pass, and each planted fault turns its check and no other."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-HOST = "01-host"
-EVIDENCE = ".gates/evidence/01-host.json"
+from gates.selftest.faults.host import ABSENT, NOTHING, _data, _real, _set, _target, _unseen
+
 RECORDED = Path(__file__).resolve().parents[1] / "runtime" / "probes" / "recorded"
-REAL = {  # Qwen-Image-Edit in bf16
-    "transformer": {"parameters": 20_430_000_000, "disk_gib": 38.05},
-    "text_encoder": {"parameters": 8_290_000_000, "disk_gib": 15.44},
-    "vae": {"parameters": 127_000_000, "disk_gib": 0.24},
-}
-UHD = {
-    "name": "Intel(R) UHD Graphics 770", "vendor": "intel", "kind": "integrated", "xpu_family": False,
-    "pci": "8086:a780", "driver": "display driver", "driver_version": "32.0.101.6557", "memory_gib": None,
-    "problem": 0,
-}  # fmt: skip
-NOTHING = {"available": False, "devices": []}
 
-
-def _data(change: Callable[[dict[str, Any]], Any]) -> Callable[[Any], None]:
-    return lambda made: made.edit(made.evidence(HOST), lambda document: change(document["data"]))
-
-
-def _set(**values: Any) -> Callable[[Any], None]:
-    """Values of the evidence's data; a dictionary is merged into the one that is there."""
-
-    def change(data: dict[str, Any]) -> None:
-        for key, value in values.items():
-            data[key] = {**data[key], **value} if isinstance(value, dict) else value
-
-    return _data(change)
-
-
-def _adapter(**values: Any) -> Callable[[Any], None]:
-    """The first adapter, where torch can't see it any more."""
-
-    def change(data: dict[str, Any]) -> None:
-        data["adapters"][0].update(values)
-        data["torch"].update(xpu=NOTHING, cuda=NOTHING)
-
-    return _data(change)
-
-
-def _real(**values: Any) -> Callable[[Any], None]:
-    """The published base, here, on a machine with these values."""
-
-    def spoil(made: Any) -> None:
-        _data(lambda data: data["base"].update(components=REAL))(made)
-        _set(**values)(made)
-
-    return spoil
-
-
-def _unseen(**values: Any) -> Callable[[Any], None]:
-    """The published base, where torch does not tell the ceiling and the system must."""
-    return _real(torch={"xpu": NOTHING}, **values)
-
-
-def _target(**values: Any) -> Callable[[Any], None]:
-    return lambda made: made.edit(".gates/target.json", lambda document: document.update(values))
-
-
-def _disk(*rows: tuple[str, float, str]) -> list[dict[str, Any]]:
-    return [{"place": place, "free_gib": free, "volume": volume} for place, free, volume in rows]
-
-
-ABSENT = "accelerator-present"
-ALL = {"os-supported", "python-supported", "ram-tier", ABSENT, "disk-free", "long-paths"}
 
 # device of the target, what is spoiled, the checks that fail
-FAULTS: dict[str, tuple[str, Callable[[Any], Any], set[str]]] = {
-    "not probed": ("cpu", lambda m: m.evidence(HOST).unlink(), ALL),
-    "a probe that did not end": (
-        "cpu", lambda m: m.edit(m.evidence(HOST), lambda d: d.update(complete=False, data={})), ALL
-    ),
-    "macOS": ("cpu", _set(system={"name": "Darwin", "machine": "arm64"}), {"os-supported"}),
-    "an old Windows": ("xpu", _set(system={"build": 18363}), {"os-supported"}),
-    "a Windows without a build": ("xpu", _set(system={"build": None}), {"os-supported"}),
-    "XPU on Arm": ("xpu", _set(system={"machine": "ARM64"}), {"os-supported"}),
-    "32-bit Linux": ("cpu", _set(system={"machine": "i686"}), {"os-supported"}),
-    "Python 3.10": ("cpu", _set(python={"minor": "3.10", "version": "3.10.9"}), {"python-supported"}),
-    "32-bit Python": ("cpu", _set(python={"bits": 32}), {"python-supported"}),
-    "PyPy": ("cpu", _set(python={"implementation": "PyPy"}), {"python-supported"}),
-    "16 GB for the published base": ("cpu", _real(ram_gib=15.6), {"ram-tier"}),
-    "32 GB of which 8 may be used": ("cpu", _real(ram_limit_gib=8.0), {"ram-tier"}),
-    "8 GB beside a card": ("cuda", _real(ram_gib=7.4), {"ram-tier"}),
-    "probed for another base": ("cpu", _target(model="models/other"), {"ram-tier", "disk-free"}),
-    "xpu wanted, none there": ("cpu", _target(device="xpu"), {ABSENT}),
-    "xpu wanted, NVIDIA there": ("cuda", _target(device="xpu"), {ABSENT}),
-    "cuda wanted, Arc there": ("xpu", _target(device="cuda"), {ABSENT}),
-    "graphics before XPU": ("xpu", _set(adapters=[UHD], torch={"xpu": NOTHING}), {ABSENT}),
-    "Arc without its driver": ("xpu", _adapter(name="Microsoft Basic Display Adapter"), {ABSENT}),
-    "Arc with code 43": ("xpu", _adapter(problem=43), {ABSENT}),
-    "a share too small": ("xpu", _unseen(memory={"share_percent": 30}), {"memory-ceiling"}),
-    "16 GB, Intel's share": (
-        "xpu", _unseen(ram_gib=15.6, memory={"share_percent": 57}), {"ram-tier", "memory-ceiling"}
-    ),
-    "torch sees too little": (
-        "xpu",
-        _real(torch={"xpu": {"available": True, "devices": [{
-            "name": "Arc", "total_gib": 7.5, "driver": "1", "integrated": True, "device_id": "64a0"}]}}),
-        {"memory-ceiling"},
-    ),
-    "a card of 8 GiB": (
-        "xpu",
-        lambda m: (_real()(m), _adapter(name="Arc A750", kind="card", memory_gib=7.9)(m)),
-        {"memory-ceiling"},
-    ),
-    "a disk that is full": ("cpu", _set(disk=_disk(("workspace", 0.5, "a"))), {"disk-free"}),
-    "no room to fetch the base": (
-        "cpu",
-        _real(base={"local": False}, disk=_disk(("workspace", 90.0, "a"), ("model cache", 40.0, "b"))),
-        {"disk-free"},
-    ),
-    "one volume for both": (
-        "cpu",
-        _real(base={"local": False}, disk=_disk(("workspace", 60.0, "a"), ("model cache", 60.0, "a"))),
-        {"disk-free"},
-    ),
-    "no disk was looked at": ("cpu", _set(disk=[]), {"disk-free"}),
-    "no version of the driver": (
-        "xpu", _adapter(driver_version=None), {"driver-recorded"}
-    ),
-    "short paths": ("xpu", _set(long_paths=False), {"long-paths"}),
-    "paths not known": ("xpu", _set(long_paths=None), {"long-paths"}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_fault_turns_its_check(fault: str, make: Any, judge: Any, assert_turned: Any) -> None:
-    device, spoil, expected = FAULTS[fault]
-    made = make(device)
-    spoil(made)
-    assert_turned(judge(made, "01"), fail=expected)
 
 
 @pytest.mark.parametrize(("device", "passed", "skipped"), [("cpu", 5, 3), ("xpu", 8, 0), ("cuda", 6, 2)])

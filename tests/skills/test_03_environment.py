@@ -1,156 +1,21 @@
 """Gate 03: healthy environments pass, and each planted fault turns its check and no other."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-NAME = "03-environment"
-NOTHING = {"available": False, "devices": []}
-FAILED = {"status": "failed", "exit": 1}
-HUNG = {"status": "timeout", "exit": None, "reason": "in import torch: no answer within 180 s"}
+from gates.selftest.faults import environment
+from gates.selftest.faults.environment import FAILED, NAME, _package, _set, _target, _torch, _tritons
+from gates.selftest.faults.row import each
 
-
-def _data(change: Callable[[dict[str, Any]], Any]) -> Callable[[Any], None]:
-    return lambda made: made.edit(made.evidence(NAME), lambda document: change(document["data"]))
-
-
-def _set(**values: Any) -> Callable[[Any], None]:
-    """Values of the evidence's data; a dictionary is merged into the one that is there."""
-
-    def change(data: dict[str, Any]) -> None:
-        for key, value in values.items():
-            merged = isinstance(value, dict) and isinstance(data[key], dict)
-            data[key] = {**data[key], **value} if merged else value
-
-    return _data(change)
-
-
-def _package(name: str, **values: Any) -> Callable[[Any], None]:
-    return _data(lambda data: next(item for item in data["packages"] if item["name"] == name).update(values))
-
-
-def _torch(version: str, **values: Any) -> Callable[[Any], None]:
-    """Another build of torch, of which no source says what it is built for but its version."""
-    built = {"xpu": None, "cuda": None, "hip": None}
-    return _set(
-        torch={"version": version, "built": built, "xpu": NOTHING, "cuda": NOTHING, **values}, tritons=[]
-    )
-
-
-def _tritons(*names: str) -> Callable[[Any], None]:
-    return _set(tritons=[{"name": name, "version": "3.7.0"} for name in names])
-
-
-def _target(**values: Any) -> Callable[[Any], None]:
-    return lambda made: made.edit(".gates/target.json", lambda document: document.update(values))
-
-
-def _both(*changes: Callable[[Any], None]) -> Callable[[Any], None]:
-    def spoil(made: Any) -> None:
-        for change in changes:
-            change(made)
-
-    return spoil
-
-
-def _owner(kind: str, name: str) -> Callable[[Any], None]:
-    return _data(lambda data: data["names"][kind].append({"name": name, "distribution": "other-thing"}))
-
-
-def _module(name: str, reason: str) -> Callable[[Any], None]:
-    return _data(lambda data: data["imports"]["modules"].update({name: reason}))
+FAULTS = {fault.what: fault for fault in environment.FAULTS}
 
 
 BUILD, TRITON, NF4, IMPORTS = (
     "torch-build-matches-device", "at-most-one-triton", "quantizer-backend", "imports-clean"
 )  # fmt: skip
-UNREAD = {"python-version", "packages-present", BUILD, TRITON, "ipex-not-mixed"}
 
 # device of the target, what is spoiled, the checks that fail
-FAULTS: dict[str, tuple[str, Callable[[Any], Any], set[str]]] = {
-    "not probed": ("cpu", lambda m: m.evidence(NAME).unlink(), UNREAD),
-    "a probe that did not end": (
-        "cpu", lambda m: m.edit(m.evidence(NAME), lambda d: d.update(complete=False, data={})), UNREAD
-    ),
-    "another interpreter": ("cpu", _set(python={"minor": "3.12", "version": "3.12.1"}), {"python-version"}),
-    "target of another interpreter": ("cpu", _target(python="3.13"), {"python-version"}),
-    "peft absent": ("cpu", _package("peft", version=None), {"packages-present"}),
-    "peft not looked for": (
-        "cpu", _data(lambda d: d.update(packages=[i for i in d["packages"] if i["name"] != "peft"])),
-        {"packages-present"},
-    ),
-    "diffusers too new": ("cpu", _package("diffusers", version="0.43.0"), {"packages-present"}),
-    "transformers too old": ("cpu", _package("transformers", version="4.57.1"), {"packages-present"}),
-    "torch of the days before 2.9": ("cpu", _package("torch", version="2.8.0+xpu"), {"packages-present"}),
-    "a version that is none": ("cpu", _package("peft", version="unknown"), {"packages-present"}),
-    "torch absent": (
-        "cpu",
-        _both(
-            _package("torch", version=None),
-            _set(torch={"version": None, "status": "absent", "reason": "torch is not installed"}),
-        ),
-        {"packages-present", BUILD},
-    ),
-    "a CPU build for XPU": ("xpu", _torch("2.13.0+cpu"), {BUILD}),
-    "a build without suffix for XPU": ("xpu", _torch("2.13.0"), {BUILD}),
-    "a CUDA build for XPU": ("xpu", _torch("2.13.0+cu128"), {BUILD}),
-    "an XPU build that sees nothing": ("xpu", _torch("2.13.0+xpu"), {BUILD}),
-    "an XPU build for CUDA": ("cuda", _torch("2.13.0+xpu"), {BUILD}),
-    "a CPU build for CUDA": ("cuda", _torch("2.13.0+cpu"), {BUILD}),
-    "a driver that ends the process": (
-        "xpu",
-        _set(torch={**FAILED, "reason": "in torch.xpu.get_device_properties: killed by SIGSEGV", "xpu": NOTHING}),
-        {BUILD},
-    ),
-    "a driver that hangs": ("xpu", _set(torch=HUNG), {BUILD}),
-    "two tritons": ("xpu", _tritons("triton", "triton-xpu"), {TRITON}),
-    "two of the right kind": ("xpu", _tritons("pytorch-triton-xpu", "triton-xpu"), {TRITON}),
-    "triton-windows beside XPU": ("xpu", _tritons("triton-windows"), {TRITON}),
-    "triton-xpu beside CUDA": ("cuda", _tritons("triton-xpu"), {TRITON}),
-    "two beside a CPU build": ("cpu", _tritons("triton", "triton-windows"), {TRITON}),
-    "bitsandbytes before XPU": (
-        "xpu", _package("bitsandbytes", version="0.48.1", bounds=">=0.45"), {NF4}
-    ),
-    "bitsandbytes that dies": (
-        "cpu", _set(quantizer={**FAILED, "reason": "killed by SIGABRT", "dequantize_error": None}), {NF4}
-    ),
-    "bitsandbytes that hangs": ("xpu", _set(quantizer={**HUNG, "dequantize_error": None}), {NF4}),
-    "a wrong kernel": ("xpu", _set(quantizer={"dequantize_error": 1.4}), {NF4}),
-    "tried on another device": ("xpu", _set(quantizer={"device": "cpu"}), {NF4}),
-    "a DLL is missing": ("cpu", _module("diffusers", "OSError: [WinError 126]"), {IMPORTS}),
-    "an import that ends the process": (
-        "cpu", _set(imports={**FAILED, "reason": "in import bitsandbytes.nn: exit 127"}), {IMPORTS}
-    ),
-    "imports that hang": ("cpu", _set(imports=HUNG), {IMPORTS}),
-    "an import that was left out": (
-        "cpu", _data(lambda d: d["imports"]["modules"].pop("accelerate") or None), {IMPORTS}
-    ),
-    "a foreign package gates": ("cpu", _owner("distributions", "gates"), {IMPORTS}),
-    "a foreign package finetune": ("cpu", _owner("distributions", "finetune"), {IMPORTS}),
-    "a foreign command gate": ("cpu", _owner("scripts", "gate"), {IMPORTS}),
-    "runtime shadowed": (
-        "cpu",
-        _data(lambda d: d["names"]["packages"][1].update(ours=False, where="site-packages/runtime/__init__.py")),
-        {IMPORTS},
-    ),
-    "names not looked at": ("cpu", _set(names={**FAILED, "reason": "exit 1"}), {IMPORTS}),
-    "IPEX of another torch": ("xpu", _set(ipex={"status": "ok", "seconds": 1.0, "exit": 0, "reason": "",
-        "version": "2.8.0"}), {"ipex-not-mixed"}),
-    "IPEX that ends the process": (
-        "xpu",
-        _set(ipex={**FAILED, "seconds": 1.0, "exit": 127, "reason": "exit 127", "version": "2.13.0"}),
-        {"ipex-not-mixed"},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_fault_turns_its_check(fault: str, make: Any, judge: Any, assert_turned: Any) -> None:
-    device, spoil, expected = FAULTS[fault]
-    made = make(device)
-    spoil(made)
-    assert_turned(judge(made, "03"), fail=expected)
 
 
 @pytest.mark.parametrize("device", ["cpu", "xpu", "cuda"])
@@ -185,8 +50,8 @@ REMEDIES = {
 @pytest.mark.parametrize("fault", REMEDIES)
 def test_remedies(fault: str, make: Any, judge: Any) -> None:
     name, start = REMEDIES[fault]
-    made = make(FAULTS[fault][0])
-    FAULTS[fault][1](made)
+    made = make(FAULTS[fault].shape)
+    FAULTS[fault].spoil(made)
     check = _check(judge(made, "03"), name)
     assert check.status == "fail" and check.remedy.startswith(start)
 
@@ -204,14 +69,14 @@ MESSAGES = {
 @pytest.mark.parametrize("fault", MESSAGES)
 def test_messages(fault: str, make: Any, judge: Any) -> None:
     name, text = MESSAGES[fault]
-    made = make(FAULTS[fault][0])
-    FAULTS[fault][1](made)
+    made = make(FAULTS[fault].shape)
+    FAULTS[fault].spoil(made)
     assert text in _check(judge(made, "03"), name).message
 
 
 def test_a_source_build_has_no_suffix(make: Any, judge: Any) -> None:
     made = make("xpu")
-    _both(_set(torch={"version": "2.14.0a0"}), _package("torch", version="2.14.0a0"))(made)
+    each(_set(torch={"version": "2.14.0a0"}), _package("torch", version="2.14.0a0"))(made)
     verdict = judge(made, "03")
     assert verdict.passes and _check(verdict, BUILD).observed["build"] == "xpu"
 
@@ -251,7 +116,7 @@ def test_auto_does_not_fall_back_to_the_cpu_beside_a_gpu(
     device: str, name: str, make: Any, judge: Any, assert_turned: Any
 ) -> None:
     made = make(device)
-    _both(_target(device="auto"), _torch("2.13.0+cpu"))(made)
+    each(_target(device="auto"), _torch("2.13.0+cpu"))(made)
     _set(device="cpu", quantizer={"device": "cpu"})(made)
     verdict = judge(made, "03")
     assert_turned(verdict, fail={BUILD})

@@ -218,10 +218,14 @@ def _commands(path: Path) -> list[str]:
 def parse(line: str) -> None:
     """Raises click's UsageError where the real command would not take the line."""
     program, name, *arguments = shlex.split(line)
-    found = {"finetune": _finetune, "gate": gate_cli.cli.commands.get}[program](name)
+    found = {"finetune": _finetune, "gate": _gate}[program](name)
     if found is None:
         raise click.UsageError(f"{program} has no command {name}")
     found.make_context(name, arguments)
+
+
+def _gate(name: str) -> click.Command | None:
+    return gate_cli.cli.get_command(click.Context(gate_cli.cli), name)
 
 
 def _finetune(name: str) -> click.Command | None:

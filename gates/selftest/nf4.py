@@ -16,11 +16,11 @@ VALUES = np.array(
 SCALES = np.linspace(-1, 1, 256, dtype=np.float32)
 FILES = {"transformer": "diffusion_pytorch_model.safetensors", "text_encoder": "model.safetensors"}
 # component: weights that become NF4, then tensors that do not
-PACKED = {
+PACKED: dict[str, dict[str, tuple[int, ...]]] = {
     "transformer": {f"transformer_blocks.{n}.attn.{to}.weight": (64, 64) for n in (0, 1) for to in ("to_q", "to_v")},
     "text_encoder": {"model.layers.0.mlp.up_proj.weight": (128, 64), "visual.merger.mlp.0.weight": (64, 128)},
 }  # fmt: skip
-PLAIN = {
+PLAIN: dict[str, dict[str, tuple[int, ...]]] = {
     "transformer": {"proj_out.weight": (16, 64), "transformer_blocks.0.attn.to_q.bias": (64,)},
     "text_encoder": {"model.embed_tokens.weight": (40, 64), "visual.blocks.0.attn.proj.weight": (32, 32)},
 }
