@@ -17,6 +17,7 @@ from runtime.errors import UserError
 from runtime.workspace import Workspace, host_id
 
 TAIL = 5
+NEXT = "next: "
 BIRTH_S = 60.0  # in which a new process must have noted its number
 
 
@@ -98,6 +99,11 @@ def tail(log: Path) -> list[str]:
     if not log.is_file():
         return []
     return log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
+
+
+def remedy(lines: Sequence[str]) -> str | None:
+    """What the command itself said to do, as its last line; None where it died without a word."""
+    return lines[-1].removeprefix(NEXT) if lines and lines[-1].startswith(NEXT) else None
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -118,10 +118,11 @@ def _unless_dead(
         if child.poll() is not None:
             if child.returncode == 0:
                 return
-            lines = jobs.tail(jobs.path_of(workspace, name).with_suffix(".log"))
+            log = jobs.path_of(workspace, name).with_suffix(".log")
+            lines = jobs.tail(log)
             raise UserError(
                 f"finetune {name} ended with {child.returncode} at its start:\n  " + "\n  ".join(lines),
-                remedy=f"finetune {name}, to see all of it",
+                remedy=jobs.remedy(lines) or f"gate diagnose {common.from_here(log)}",
             )
         time.sleep(0.1)
     child.returncode = 0  # it outlives us on purpose; Popen would warn of a child not waited for

@@ -121,7 +121,9 @@ def read_job(workspace: Workspace, name: str) -> Reading:
     """A background job's record, its log's last line with the progress, and what to do next."""
     document = jobs.read(workspace, name)
     following = {"running": f"finetune monitor --job {name} --wait", "completed": "gate next"}
-    return {**document, "next": following.get(document["state"], document["command"])}
+    said = jobs.remedy([document["last_line"]]) if document["state"] == "failed" else None
+    why = f"gate diagnose {common.from_here(workspace.root / document['log'])}"
+    return {**document, "next": following.get(document["state"], said or why)}
 
 
 def spoken_job(reading: Reading) -> str:
@@ -183,15 +185,17 @@ def read(path: Path) -> Reading:
         "capacity_gib": document["device"]["total_gib"],
         "heartbeat_at": document["heartbeat_at"],
         "reason": document["reason"],
-        "next": _next(state, document["kind"]),
+        "next": _next(path, state, document["kind"]),
     }
 
 
-def _next(state: str, kind: str) -> str:
+def _next(path: Path, state: str, kind: str) -> str:
     if state == "running":
         return "finetune monitor --wait"
     if state == "completed":
         return f"gate check 07 --phase {kind}"
+    if state != "interrupted":  # it died: what of, before it does so again
+        return f"gate diagnose {common.from_here(path)}"
     return "finetune fit --smoke" if kind == "smoke" else "finetune fit --resume latest"
 
 
