@@ -58,7 +58,10 @@ def rounded(config: Config, base: Architecture) -> Config:
 def _uneven(config: Config, base: Architecture) -> dict[str, tuple[Size, Size]]:
     """Sizes that are no multiples of the base's step, by key, and those next below."""
     processor, step = config.data.processor, base.size_multiple
-    exact = {"target_size": not processor.enable_bucket, "controls_size": processor.controls_resize == "cover"}
+    exact = {
+        "target_size": not processor.enable_bucket,
+        "controls_size": processor.controls_resize == "cover",
+    }
     sizes = {name: getattr(processor, name) for name, counts in exact.items() if counts}
     return {
         name: (size, (max(step, size[0] // step * step), max(step, size[1] // step * step)))

@@ -230,7 +230,9 @@ def assert_command(line: str, *, finished: bool) -> None:
         assert any(f"{line} ".startswith(f"{known} ") for known in FOREIGN), line
         return
     name, *arguments = words
-    command = gate_cli.cli.get_command(click.Context(gate_cli.cli), name) if program == "gate" else _finetune(name)
+    command = (
+        gate_cli.cli.get_command(click.Context(gate_cli.cli), name) if program == "gate" else _finetune(name)
+    )
     assert command is not None, line
     options = {option for param in command.params for option in param.opts}
     assert {word for word in arguments if word.startswith("--")} <= options, line
