@@ -19,7 +19,7 @@ from gates.workspace import Workspace
 HOLDOUT_FILE = "holdout.txt"
 IMPORT_FILE = "import.json"
 BEYOND = "beyond max_samples"  # the one reason for which a sound sample may be left out
-DECODED_AT_MOST = 64  # images; a photograph takes 0.1 s, and a gate should answer in seconds
+DECODED_AT_MOST = 32  # images; a photograph takes 0.1 s, and a gate should answer in seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +288,7 @@ def _measured(chosen: dict[str, tuple[Path, str]]) -> tuple[dict[str, Picture], 
 
 
 def _chosen(paths: Iterable[str]) -> list[str]:
-    """All, or 64 that look arbitrary and are the same at every judging."""
+    """All, or 32 that look arbitrary and are the same at every judging."""
     return sorted(paths, key=lambda path: hashlib.sha256(path.encode()).digest())[:DECODED_AT_MOST]
 
 

@@ -1,5 +1,7 @@
 """finetune recommend [--steps N] [--force | --keep]"""
 
+from pathlib import Path
+
 import click
 
 from runtime import files
@@ -7,6 +9,7 @@ from runtime.commands import common
 from runtime.config.load import load_config
 from runtime.config.recommend import recommend
 from runtime.data import manifest
+from runtime.data.sources import dataset_file
 from runtime.errors import UserError
 from runtime.memory import architecture, plan
 from runtime.workspace import Workspace
@@ -45,5 +48,19 @@ def write_config(workspace: Workspace, *, steps: int | None = None, force: bool 
         )
     listed = manifest.load(workspace)
     base = architecture.read(plan.locate_model(workspace, target["model"]))
-    text = recommend(listed, base, model=target["model"], device=target["device"], steps=steps)
+    text = recommend(
+        listed,
+        base,
+        model=target["model"],
+        device=target["device"],
+        steps=steps,
+        cache_dir=_cache_dir(workspace, target["dataset"]) if listed.layout == "toml" else None,
+    )
     files.write_text(workspace.config_path, text)
+
+
+def _cache_dir(workspace: Workspace, reference: str) -> str | None:
+    """The first cache_directory of a dataset file, as config.yaml refers to it; relative ones are the file's."""
+    file = workspace.resolve(reference)
+    named = dataset_file.read(file).cache_directories
+    return workspace.refer(file.parent / Path(named[0]).expanduser(), "cache") if named else None

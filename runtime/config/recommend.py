@@ -30,7 +30,13 @@ class Value:
 
 
 def recommend(
-    listed: Manifest, base: Architecture, *, model: str, device: str, steps: int | None = None
+    listed: Manifest,
+    base: Architecture,
+    *,
+    model: str,
+    device: str,
+    steps: int | None = None,
+    cache_dir: str | None = None,
 ) -> str:
     """The text of config.yaml; `model` and `device` as the target has them. DataError without samples."""
     train = listed.of("train")
@@ -41,7 +47,11 @@ def recommend(
         *_model(base),
         *_data(listed, base),
         Value(key="cache.use_cache", value=True, reason="mandatory: the fit then holds the denoiser only"),
-        Value(key="cache.cache_dir", value="cache", reason="one folder per sample"),
+        Value(
+            key="cache.cache_dir",
+            value=cache_dir or "cache",
+            reason="the dataset file's cache_directory" if cache_dir else "one folder per sample",
+        ),
         *_train(train, steps),
         *_optimizer(base, steps or recommended_steps(len(train))),
         Value(

@@ -196,7 +196,7 @@ def pairs_complete(e: Dataset) -> Finding:
     why="a picture cut short stops the cache phase, or trains on grey",
 )
 def images_decode(e: Dataset) -> Finding:
-    """Images decoded in full: all up to 64, else an even sample of 64, and all that the manifest left out."""
+    """Images decoded in full: all up to 32, else an even sample of 32, and all that the manifest left out."""
     seen = e.seen.get()
     faults = [f"{path} {reason}" for path, reason in seen.undecodable.items() if reason != "is missing"]
     total = len(e.recorded_sizes())

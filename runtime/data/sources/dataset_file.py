@@ -86,9 +86,10 @@ def read(file: Path) -> DatasetFile:
         message = "\n".join([file.name, *dict.fromkeys(report.problems)])
         raise DataError(message, remedy=f"mend {file.name}, then finetune dataset")
     cache_directories = tuple(table["cache_directory"] for table in tables if "cache_directory" in table)
-    if cache_directories:
+    if len(set(cache_directories)) > 1:
         report.warn(
-            "cache_directory is not used: one cache holds all datasets, cache.cache_dir in config.yaml"
+            f"one cache holds all datasets: finetune recommend takes {cache_directories[0]}, the first "
+            "cache_directory, as cache.cache_dir"
         )
     return DatasetFile(
         entries=_entries(general, tables, file.parent),

@@ -1,8 +1,10 @@
 import json
+from typing import Any
 
 from click.testing import CliRunner, Result
 
 from runtime.commands import dataset
+from runtime.commands.init import write_target
 from runtime.commands.recommend import command
 from runtime.config.load import load_config
 from runtime.workspace import Workspace
@@ -58,3 +60,13 @@ def test_unscanned_dataset_is_refused(workspace: Workspace) -> None:
     result = recommend(workspace)
     assert result.exit_code == 1 and "next: finetune dataset" in result.stderr
     assert not workspace.config_path.exists()
+
+
+def test_a_dataset_files_cache_directory_becomes_the_cache(workspace: Workspace, make_dataset: Any) -> None:
+    listed = make_dataset(name="other").parent / "sets.toml"
+    listed.write_text('[[datasets]]\nfolder = "other"\ncache_directory = "disk/c"\n', encoding="utf-8")
+    write_target(workspace, model=None, dataset=str(listed), device=None)
+    dataset.scan(workspace)
+    assert recommend(workspace).exit_code == 0
+    kept = load_config(workspace.config_path).config.cache.cache_dir
+    assert workspace.resolve(kept) == listed.parent / "disk" / "c"
