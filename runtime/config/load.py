@@ -112,14 +112,16 @@ def _hint(kind: str, value: Any) -> str:
 
 
 def _nearest(location: tuple[int | str, ...]) -> str:
-    """The known key of the same section that looks most alike, else of any section."""
+    """The same name in another section, else the known key that looks most alike, of this section if it can be."""
     name = str(location[-1])
     section = _section(location[:-1])
     own = list(section.model_fields) if section else []
+    elsewhere = {key.rsplit(".", 1)[-1]: key for key in known_keys()}
+    if name in elsewhere:
+        return f"did you mean {elsewhere[name]}?"
     close = difflib.get_close_matches(name, own, n=1)
     if close:
         return f"did you mean {_dotted((*location[:-1], close[0]))}?"
-    elsewhere = {key.rsplit(".", 1)[-1]: key for key in known_keys()}
     far = difflib.get_close_matches(name, list(elsewhere), n=1, cutoff=0.85)
     if far:
         return f"did you mean {elsewhere[far[0]]}?"

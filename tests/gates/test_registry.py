@@ -10,7 +10,8 @@ DESIGN = {
     "holdout-reserved manifest-matches-files no-duplicates captions-varied",
     "04": "schema-valid no-placeholders paths-exist cache-mandatory checkpoint-within-steps size-multiple "
     "dataset-unchanged device-matches-host memory-plan-fits",
-    "05": "probes-complete fallbacks-chosen step-on-device step-parity dtypes-consistent",
+    "05": "probes-complete fallbacks-chosen step-on-device step-parity dtypes-consistent "
+    "no-cuda-only-calls step-guard-present",
 }
 
 
