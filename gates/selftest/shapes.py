@@ -75,9 +75,12 @@ def _pruned(root: Path) -> Made:
     return made
 
 
-def _recorded(root: Path) -> Made:
-    recordings.unpack("demo-cpu", root)
-    return Made(root, folder="dataset", runs="outputs/demo")
+def _recorded(name: str) -> Shape:
+    def make(root: Path) -> Made:
+        recordings.unpack(name, root)
+        return Made(root, folder="dataset", runs="outputs/demo")
+
+    return Shape(told=recordings.TOLD[name], make=make)
 
 
 SHAPES: dict[str, Shape] = {
@@ -94,7 +97,9 @@ SHAPES: dict[str, Shape] = {
         told="two controls a sample, synthetic", make=lambda root: healthy(root, controls=2)
     ),
     "pruned": Shape(told="all checkpoints but the last pruned, synthetic", make=_pruned),
-    "recorded-cpu": Shape(told=recordings.TOLD, make=_recorded),
+    "recorded-cpu": _recorded("demo-cpu"),
+    "recorded-cuda": _recorded("demo-cuda"),
+    "recorded-controls": _recorded("demo-controls"),
 }  # fmt: skip
 
 

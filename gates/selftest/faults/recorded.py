@@ -1,4 +1,4 @@
-"""Faults planted in the recording of a real run: resumed as v2, NF4 skipped, checkpoints pruned."""
+"""Faults planted in recordings of real runs; most in that which was resumed as v2, NF4 skipped, checkpoints pruned."""
 
 import json
 from collections.abc import Callable
@@ -95,6 +95,9 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
             "a caption was edited", {"manifest-matches-files", "captions-usable"},
             lambda m: (m.dataset / "training_images/star-08.txt").write_text("x", encoding="utf-8"),
         ),
+        fault("a second control is gone", {"manifest-matches-files"},
+              lambda m: next((m.dataset / "control_images").glob("*_control_1.png")).unlink(),
+              shape="recorded-controls"),
     ),
     "03": (
         _planted("peft is gone", {"packages-present"}, _data("03-environment", lambda d: [
@@ -125,6 +128,9 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
         _planted("the adapter is of zeros", {"full/adapter-learned"}, _zeroed),
         _planted("the optimizer's state is gone", {"full/resumable-last"},
                  lambda m: (last_run(m) / LAST / "optimizer.bin").unlink()),
+        fault("nothing lay on the card", {"full/xpu-alloc"},
+              _full("metrics.jsonl", lambda lines: [line.update(alloc_gib=0.0) for line in lines] and None),
+              shape="recorded-cuda"),
         _planted("the ancestor's checkpoint is gone", {"full/checkpoints-on-schedule"},
                  lambda m: (m.run("full") / "checkpoint-3-40" / ADAPTER).unlink()),
     ),

@@ -7,10 +7,12 @@ from gates.verdict import render, write_text
 
 HERE = Path(__file__).resolve().parent
 BASE = "base"  # of the base model only what gate 04 reads travels: its model_index.json
-TOLD = (
-    "a real run on a CPU, recorded: NF4 skipped, two micro-batches a step, interrupted and resumed, "
-    "checkpoints pruned; the base's weights are left out"
-)
+TOLD = {
+    "demo-cpu": "a real run on a CPU, recorded: NF4 skipped, two micro-batches a step, interrupted and resumed, "
+    "checkpoints pruned; the base's weights are left out",
+    "demo-cuda": "a real run on an NVIDIA H200, recorded: NF4 skipped; the base's weights are left out",
+    "demo-controls": "the same for the Plus family, one and two controls mixed, recorded",
+}
 
 
 def place(name: str) -> Path:

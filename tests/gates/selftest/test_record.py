@@ -73,3 +73,23 @@ def test_the_recording_of_the_package() -> None:
     saves = [json.loads(line) for line in texts["outputs/demo/v2/saves.jsonl"].splitlines()]
     assert ("prune", "checkpoint", 60) in {(line["event"], line["kind"], line["step"]) for line in saves}
     assert json.loads(texts[".gates/skips/06.json"])["reason"]
+
+
+@pytest.mark.parametrize("name", sorted(recordings.TOLD))
+def test_each_recording_passes_and_names_no_place_of_its_machine(name: str) -> None:
+    path = recordings.place(name)
+    assert path.stat().st_size < record.MAX_BYTES
+    assert record.judged(name) == []
+    for text in dict(_texts(path)).values():
+        assert not any(place in text for place in ("/home/", "/root/", "/tmp/", "/work/"))
+
+
+def test_the_recorded_cuda_run_is_one_and_the_other_mixes_controls() -> None:
+    runs = {
+        name: json.loads(dict(_texts(recordings.place(name)))["outputs/demo/v1/run.json"])
+        for name in ("demo-cuda", "demo-controls")
+    }
+    assert {run["device"]["type"] for run in runs.values()} == {"cuda"}
+    assert runs["demo-controls"]["model"]["family"] == "qwen-image-edit-plus"
+    evidence = json.loads(dict(_texts(recordings.place("demo-controls")))[".gates/evidence/02-dataset.json"])
+    assert {len(sample["controls"]) for sample in evidence["data"]["samples"]} == {1, 2}
