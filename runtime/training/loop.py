@@ -117,7 +117,8 @@ def _watch(session: Session, cursor: Cursor, progress: Progress, line: dict[str,
 def _paint(session: Session, cursor: Cursor, progress: Progress, wish: Wish, followed: Trackers) -> None:
     """After the checkpoint of the same step: whatever painting breaks, nothing learned is lost."""
     if session.samples is not None and session.samples.due(cursor.step, session.planned_steps):
-        session.samples.paint(cursor.step, progress, lambda: bool(wish))
+        with session.trained.offered():  # as it will be used: of an average, the average
+            session.samples.paint(cursor.step, progress, lambda: bool(wish))
         for painted in session.run.document.get("samples", {"painted": []})["painted"][-1:]:
             if painted["step"] == cursor.step:
                 followed.painted(painted)

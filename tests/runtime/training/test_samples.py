@@ -110,12 +110,15 @@ def test_nothing_to_paint_is_refused_before_the_run(lab: Any) -> None:
     assert not lab.project.exists()
 
 
-def test_what_validate_paints_of_the_same_adapter(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("more", [{}, {"train.ema_decay": 0.9}], ids=["weights", "their average"])
+def test_what_validate_paints_of_the_same_adapter(
+    lab: Any, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
     from runtime.inference import heldout, validate
 
     monkeypatch.setattr(heldout, "DRAWS", 1)
     own = prompt(size=[32, 48], seed=9, num_inference_steps=3)
-    changes = {**EVERY, "validation.samples": [prompt(), own], "optimizer.init_args.lr": 0.05}
+    changes = {**EVERY, "validation.samples": [prompt(), own], "optimizer.init_args.lr": 0.05, **more}
     lab.cache(changes)
     run = lab.fit(changes)
     checkpoint = validate.find_checkpoint(lab.project, "last", lab.root)
