@@ -25,7 +25,7 @@ from runtime.cache import build
 from runtime.commands.dataset import scan
 from runtime.commands.init import write_target
 from runtime.config import load
-from runtime.config.model import Optimizer
+from runtime.config.learning import Optimizer
 from runtime.config.resolve import resolve
 from runtime.errors import UserError
 from runtime.progress import Progress

@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 from runtime import demo
 from runtime import device as devices
 from runtime.adaptation.parity import EMBEDDED_BASE
-from runtime.config.model import Lora, Optimizer, OptimizerArguments
+from runtime.config.learning import Optimizer, OptimizerArguments
+from runtime.config.model import Lora
 from runtime.families import base
 from runtime.families.base import Conditioning, Family
 from runtime.families.registry import load_family

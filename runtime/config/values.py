@@ -1,10 +1,28 @@
-"""Types of config values that no plain annotation gives: one line of error each, and their JSON Schema."""
+"""What the sections of the config are made of: their base, and types that no plain annotation gives."""
 
 from typing import Annotated, Any
 
-from pydantic import PlainValidator, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from runtime.config.targets import PRESETS
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+def as_tuple(value: Any) -> Any:
+    """YAML and JSON have lists only; the frozen model keeps tuples."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+Text = Annotated[str, Field(min_length=1)]
+Pixels = Annotated[int, Field(gt=0, le=16384)]
+Size = Annotated[tuple[Pixels, Pixels], BeforeValidator(as_tuple)]
+Byte = Annotated[int, Field(ge=0, le=255)]
+Colour = Annotated[tuple[Byte, Byte, Byte], BeforeValidator(as_tuple)]
+Texts = Annotated[tuple[Text, ...], BeforeValidator(as_tuple)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def _argument(value: Any) -> bool | int | float | tuple[int | float | None, ...] | None:

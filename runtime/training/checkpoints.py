@@ -132,7 +132,7 @@ def _filling(path: Path) -> Iterator[Path]:
         yield temporary
         for item in temporary.iterdir():
             files.sync(item)
-    except Exception:
+    except Exception:  # of whatever kind: a full disk needs the room back, and the error goes on as it came
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     if path.exists():  # the same step saved twice: an interruption right at a boundary

@@ -18,8 +18,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from runtime.config.model import LrScheduler
-from runtime.config.model import Optimizer as OptimizerConfig
+from runtime.config.learning import LrScheduler
+from runtime.config.learning import Optimizer as OptimizerConfig
 from runtime.errors import ConfigError
 
 DEFAULT = "torch.optim.AdamW"  # 8-bit Adam aborts the whole process on some XPU drivers

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import exp
 from statistics import NormalDist
 
-from runtime.config.model import Loss
+from runtime.config.learning import Loss
 from runtime.training import draws
 
 EDGE = 1e-4  # at 0 there is nothing to learn, at 1 nothing to see

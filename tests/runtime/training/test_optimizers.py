@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.config.model import LrScheduler, Optimizer
+from runtime.config.learning import LrScheduler, Optimizer
 from runtime.errors import ConfigError
 from runtime.memory import estimate
 from runtime.training import optimizers

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.config.model import Loss
+from runtime.config.learning import Loss
 from runtime.families.qwen_image_edit import QwenImageEdit
 from runtime.training.sigmas import Sigmas
 
