@@ -217,6 +217,7 @@ def unpack(path: Path, folder: Path) -> Path:
             _refuse(path.name, members)
             for info in members:
                 _extract(archive, info, inside(folder, info.filename))
+    # zipfile's word for a compression that it lacks is NotImplementedError, for a password RuntimeError.
     except (OSError, zipfile.BadZipFile, EvidenceError, NotImplementedError, RuntimeError) as error:
         raise BundleError(f"{path.name} can't be unpacked: {error}") from error
     if not (folder / ROOT).is_dir():

@@ -49,7 +49,8 @@ def test_comments_and_blank_lines_are_passed_over_and_the_file_is_an_input(works
 
 def test_a_file_outside_keeps_to_its_folder_and_names_no_absolute_path(workspace: Workspace) -> None:
     folder = workspace.root.parent / "elsewhere"
-    (folder / "p.txt").write_text("x --ci c.png\ny --ci ../work/a.png", encoding="utf-8")
+    text = f"x --ci c.png\ny --ci ../{workspace.root.name}/a.png"
+    (folder / "p.txt").write_text(text, encoding="utf-8")
     with pytest.raises(EvidenceError) as caught:
         prompt_file.read(workspace, str(folder / "p.txt"))
     assert caught.value.path == "external:p.txt line 2" and str(folder) not in caught.value.message
