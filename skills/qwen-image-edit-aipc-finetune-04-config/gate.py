@@ -3,13 +3,12 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from gates import prompt_file
+from gates import pointers, prompt_file
 from gates.buckets import SIZE_MULTIPLES
 from gates.checks import Checks, Evidence, Finding, Gate, failed, listing, verdict_of
-from gates.evidence import Reading, attempt, dataset_digest, read_json
+from gates.evidence import Reading, attempt, dataset_digest
 from gates.schema import with_defaults
 from gates.verdict import Check, EvidenceRef
 from gates.workspace import Workspace, setting_problems
@@ -57,59 +56,12 @@ def collect(workspace: Workspace) -> Configured:
         target=workspace.target,
         plan=attempt(lambda: workspace.evidence("04-plan")),
         dataset=attempt(lambda: workspace.evidence("02-dataset")),
-        model=attempt(lambda: _model(workspace, config.value or {})),
-        images=_images(workspace, config.value or {}),
-        prompts=attempt(lambda: _prompts(workspace, config.value or {})),
-        weights=_weights(workspace, config.value or {}),
+        model=attempt(lambda: pointers.model(workspace, config.value or {})),
+        images=pointers.images(workspace, config.value or {}),
+        prompts=attempt(lambda: pointers.prompts(workspace, config.value or {})),
+        weights=pointers.weights(workspace, config.value or {}),
         inputs=tuple(workspace.inputs.values()),
     )
-
-
-def _model(workspace: Workspace, config: dict[str, Any]) -> str:
-    name = _get(config, "model", "pretrained_model_name_or_path")
-    if not isinstance(name, str) or not name:
-        return "nothing"
-    folder = workspace.resolve(name)
-    if folder.is_dir():
-        index = attempt(lambda: read_json(folder / "model_index.json", "model_index.json"))
-        return "folder" if isinstance(index.value, dict) else "other"
-    is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None
-    return "hub" if is_hub_id and workspace.target["model"] == name else "nothing"
-
-
-def _images(workspace: Workspace, config: dict[str, Any]) -> dict[str, bool]:
-    samples = _get(config, "validation", "samples")
-    lists = [item.get("images", []) for item in samples if isinstance(item, dict)] if samples else []
-    names = [name for images in lists if isinstance(images, list) for name in images if isinstance(name, str)]
-    return {name: _is_file(attempt(lambda name=name: workspace.resolve(name))) for name in names}  # type: ignore[misc]
-
-
-def _prompts(workspace: Workspace, config: dict[str, Any]) -> list[dict[str, Any]]:
-    named = _get(config, "validation", "prompt_file")
-    return prompt_file.read(workspace, named) if isinstance(named, str) else []
-
-
-def _weights(workspace: Workspace, config: dict[str, Any]) -> dict[str, bool]:
-    lora = _get(config, "model", "lora")
-    named = {
-        "model.transformer_weight": _get(config, "model", "transformer_weight"),
-        "model.lora.pretrained_weight": lora.get("pretrained_weight") if isinstance(lora, dict) else None,
-    }
-    places = {
-        key: attempt(lambda name=name: workspace.resolve(name))  # type: ignore[misc]
-        for key, name in named.items()
-        if isinstance(name, str)
-    }
-    return {key: place.value is not None and place.value.exists() for key, place in places.items()}
-
-
-def _is_file(path: Reading[Path]) -> bool:
-    return path.value is not None and path.value.is_file()
-
-
-def _get(config: dict[str, Any], section: str, key: str) -> Any:
-    part = config.get(section)
-    return part.get(key) if isinstance(part, dict) else None
 
 
 CHECKS: Checks[Configured] = Checks()
