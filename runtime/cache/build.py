@@ -6,7 +6,7 @@ With nothing to do neither torch nor a model is loaded, and no picture is opened
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,8 @@ from runtime.progress import Progress
 from runtime.workspace import Workspace
 
 if TYPE_CHECKING:
-    from runtime.families.base import Encoders, Family
+    from runtime.cache.passes import Tally
+    from runtime.families.base import Family
 
 SHOWN = 3  # samples named for each reason
 SPARE_GIB = 0.5  # left free on the disk of the cache
@@ -36,6 +37,8 @@ class Summary:
     """What `finetune cache` did.
 
     `reasons`: why entries were built, and the ids of each. `tensors` and `bytes`: by kind, over all entries.
+    `prompts` and `pictures`: encoded now. `seconds`: by stage; `read` is what an encoder waited for pictures.
+    `peak_gib`: allocated on its device while an encoder was there, by component; accelerators only.
     """
 
     entries: int
@@ -46,6 +49,10 @@ class Summary:
     tensors: dict[str, int]
     bytes: dict[str, int]
     notes: list[str]
+    prompts: int = 0
+    pictures: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    peak_gib: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,17 +132,17 @@ def _build(job: Job, progress: Progress) -> Summary:
     reasons: dict[str, list[str]] = {}
     for want in todo:
         reasons.setdefault(_reason(before, want, faults[want.key]), []).append(want.id)
-    encoders = None
+    compared, tally = None, None
     if todo:
         refuse_full_disk(job, todo)
         job.store.write_manifest(job.wants, job.common, job.dataset_digest, None)
         for reason, ids in reasons.items():
             progress.say(f"encoding {len(ids)}: {reason} ({_some(ids)})")
-        encoders = _encode(job, todo, progress)
+        compared, tally = _encode(job, todo, progress)
     entries = {want.folder: _kept(job.store.entry(want.folder)) for want in job.wants}
     document = job.store.write_manifest(job.wants, job.common, job.dataset_digest, entries)
-    _roundtrip(job, encoders, files.document_digest(document["entries"]), progress)
-    return _summary(job, reasons, entries)
+    _roundtrip(job, compared, files.document_digest(document["entries"]), progress)
+    return _summary(job, reasons, entries, tally)
 
 
 def _kept(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,20 +150,22 @@ def _kept(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {name: entry[name] for name in ("files", "tensors", "notes")}
 
 
-def _encode(job: Job, todo: Sequence[Wanted], progress: Progress) -> "Encoders":
-    from runtime.cache import encode
+def _encode(job: Job, todo: Sequence[Wanted], progress: Progress) -> "tuple[list[dict[str, Any]], Tally]":
+    """Entries of `todo`, and for the evidence what some of all look like when they are made again."""
+    from runtime.cache import passes, roundtrip
 
-    progress.say("loading the encoders")
-    family = job.family
-    encoders = encode.load(family, job.model, job.config, job.made)
-    # Equal sizes side by side, so that a batch of the encoder is one.
-    ordered = sorted(todo, key=lambda want: str(want.document["sizes"]))
-    for chunk in progress.chunks(ordered, job.config.cache.batch_size, "cache", unit="sample"):
-        for want, encoded in zip(chunk, encode.encode(family, encoders, job.config, chunk), strict=True):
-            job.store.write(want, encoded)
-            for note in encoded.notes:
-                progress.say(f"{want.id}: {note}")
-    return encoders
+    job.workspace.begin_evidence(roundtrip.NAME, "finetune cache")  # yesterday's is of another cache
+    tally = passes.Tally()
+    compared = passes.fill(job, todo, tally, progress)
+    if todo:
+        progress.say(_took(tally))
+    return compared, tally
+
+
+def _took(tally: "Tally") -> str:
+    stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in tally.seconds.items())
+    rate = tally.pictures / max(1e-9, tally.seconds.get("encode pictures", 0.0))
+    return f"encoded {tally.prompts} prompts and {tally.pictures} pictures ({rate:.1f} pictures/s): {stages}"
 
 
 def _some(ids: Sequence[str]) -> str:
@@ -193,16 +202,24 @@ def _expected_bytes(job: Job, want: Wanted) -> int:
     return work.entry_bytes(want.document, job.config, architecture.read(job.model))
 
 
-def _roundtrip(job: Job, encoders: "Encoders | None", manifest_digest: str, progress: Progress) -> None:
+def _roundtrip(
+    job: Job, compared: list[dict[str, Any]] | None, manifest_digest: str, progress: Progress
+) -> None:
     """Evidence that the cache is what it says, made anew where the cache is another."""
     from runtime.cache import roundtrip
 
     if roundtrip.is_stale(job.workspace, job.store):
-        progress.say("encoding a few again, and decoding them, as evidence")
-        roundtrip.measure(job, encoders, manifest_digest)
+        if compared is None:
+            compared, _ = _encode(job, [], progress)
+        roundtrip.measure(job, compared, manifest_digest)
 
 
-def _summary(job: Job, reasons: Mapping[str, list[str]], entries: Mapping[str, dict[str, Any]]) -> Summary:
+def _summary(
+    job: Job,
+    reasons: Mapping[str, list[str]],
+    entries: Mapping[str, dict[str, Any]],
+    tally: "Tally | None",
+) -> Summary:
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for want in job.wants:
@@ -219,6 +236,7 @@ def _summary(job: Job, reasons: Mapping[str, list[str]], entries: Mapping[str, d
         tensors=dict(counts),
         bytes=dict(sizes),
         notes=[f"{want.id}: {note}" for want in job.wants for note in entries[want.folder]["notes"]],
+        **(asdict(tally) if tally else {}),
     )
 
 

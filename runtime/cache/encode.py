@@ -2,10 +2,10 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from PIL import Image
 
@@ -17,24 +17,45 @@ from runtime.data import images
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from runtime.families.base import Encoders, Family
+    from runtime.families.base import Encoders, Family, PromptAsk
 
+Component = Literal["text_encoder", "vae"]
+BOTH: tuple[Component, ...] = get_args(Component)
 SHOWN = 60  # characters of what was cut from a prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """The tensors of one entry: latents [C, h, w] of target and controls, mask [h, w], embeddings [L, D]."""
+    """Tensors of one entry in host memory: latents [C, h, w] of target and controls, mask [h, w], embeddings [L, D]."""
 
     tensors: "dict[str, Tensor]" = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     """What was cut or is doubtful."""
 
 
-def load(family: "Family", model: Path, config: Config, made: Mapping[str, Path] | None = None) -> "Encoders":
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What the encoders are given of one sample: its files opened, upright, cut and resized."""
+
+    asks: "Mapping[str, PromptAsk]"
+    """By the name of their embeddings."""
+    pixels: "Mapping[str, Tensor]"
+    """[3, H, W] in -1..1, by the name of their latents."""
+    mask: "Tensor | None"
+
+
+def load(
+    family: "Family",
+    model: Path,
+    config: Config,
+    made: Mapping[str, Path] | None = None,
+    *,
+    only: Component | None = None,
+) -> "Encoders":
     """The frozen models for a resolved config, each on its device in its precision; never the denoiser.
 
-    `made`: by component, what step 06 made and the config asks for. Raises UserError for a device that is absent.
+    `made`: by component, what step 06 made and the config asks for. `only`: this one alone. Raises UserError for
+    a device that is absent, also that of the other: better now than after hours of the first.
     """
     devices, dtypes = config.cache.devices, config.cache.dtypes
     for name in {devices.text_encoder, devices.vae}:
@@ -46,51 +67,87 @@ def load(family: "Family", model: Path, config: Config, made: Mapping[str, Path]
         text_dtype=device.dtype_of(dtypes.text_encoder),
         vae_dtype=device.dtype_of(dtypes.vae),
         made_text_encoder=(made or {}).get("text_encoder"),
+        text_encoder=only in (None, "text_encoder"),
+        vae=only in (None, "vae"),
+        vae_mode=config.cache.vae,
     )
 
 
-def encode(family: "Family", encoders: "Encoders", config: Config, wants: Sequence[Wanted]) -> list[Encoded]:
-    """One for each of `wants`, encoders asked for as many at once as the config says.
+def encode(
+    family: "Family",
+    encoders: "Encoders",
+    config: Config,
+    wants: Sequence[Wanted],
+    reads: Sequence[Read] | None = None,
+) -> list[Encoded]:
+    """One for each of `wants`, with what the loaded encoders make, asked for as many at once as the config says.
 
     In fp32 each tensor equals that of its sample alone to 1e-5, the norm of the difference over the norm.
+    `reads`: what `read` gave for each, where that was done before.
     """
+    if reads is None:
+        reads = [read(config, want, loaded(encoders)) for want in wants]
     found = [Encoded() for _ in wants]
-    background = config.data.processor.background
-    pictures = [_pictures(want, background) for want in wants]
-    _images(family, encoders, config.cache.batch_size, pictures, found)
-    _prompts(family, encoders, config, wants, pictures, found)
-    for want, one in zip(wants, found, strict=True):
-        if want.mask is not None:
-            one.tensors["mask"] = mask_weights(want.mask)
+    _images(family, encoders, config, [one.pixels for one in reads], found)
+    _prompts(family, encoders, config, [one.asks for one in reads], found)
+    for one, encoded in zip(reads, found, strict=True):
+        if one.mask is not None:
+            encoded.tensors["mask"] = one.mask
     return found
 
 
-def _pictures(want: Wanted, background: tuple[int, int, int]) -> dict[str, Image.Image]:
-    """Upright and at their final sizes, by the name of their latents."""
-    named = {f"control_{index}": picture for index, picture in enumerate(want.controls)}
-    if want.target is not None:
-        named["target"] = want.target
-    return {name: fitted(picture, background) for name, picture in named.items()}
+def loaded(encoders: "Encoders") -> list[Component]:
+    return [name for name in BOTH if getattr(encoders.pipeline, name) is not None]
+
+
+def read(config: Config, want: Wanted, parts: Collection[Component] = BOTH) -> Read:
+    """Work of the host alone, for the encoders in `parts`. Raises DataError for a file that can't be read."""
+    background = config.data.processor.background
+    controls = [fitted(picture, background) for picture in want.controls]
+    for_vae = "vae" in parts
+    shown = {f"control_{index}": picture for index, picture in enumerate(controls)} if for_vae else {}
+    if for_vae and want.target is not None:
+        shown["target"] = fitted(want.target, background)
+    return Read(
+        asks=_asks(config, want, controls) if "text_encoder" in parts else {},
+        pixels={name: pixels(picture) for name, picture in shown.items()},
+        mask=mask_weights(want.mask) if for_vae and want.mask is not None else None,
+    )
+
+
+def _asks(config: Config, want: Wanted, controls: Sequence[Image.Image]) -> "dict[str, PromptAsk]":
+    from runtime.families.base import PromptAsk
+
+    area = config.data.processor.vl_pixels
+    assert area is not None  # resolved
+    seen = tuple(_for_text_encoder(control, area) for control in controls)
+    return {name: PromptAsk(prompt=text, images=seen) for name, text in texts(want.document).items()}
+
+
+def _at_once(config: Config) -> int:
+    assert config.cache.batch_size != "auto"  # resolved
+    return config.cache.batch_size
 
 
 def _images(
     family: "Family",
     encoders: "Encoders",
-    at_once: int,
-    pictures: Sequence[Mapping[str, Image.Image]],
+    config: Config,
+    pictures: "Sequence[Mapping[str, Tensor]]",
     found: Sequence[Encoded],
 ) -> None:
     import torch
 
-    by_size: dict[tuple[int, int], list[tuple[int, str]]] = defaultdict(list)
+    by_size: dict[tuple[int, ...], list[tuple[int, str]]] = defaultdict(list)
     for index, named in enumerate(pictures):
-        for name, image in named.items():
-            by_size[image.size].append((index, name))
+        for name, picture in named.items():
+            by_size[tuple(picture.shape)].append((index, name))
+    at_once = _at_once(config)
     for places in by_size.values():
         for start in range(0, len(places), at_once):
             chunk = places[start : start + at_once]
-            batch = torch.stack([pixels(pictures[index][name]) for index, name in chunk])
-            latents = family.encode_images(encoders, batch)
+            batch = torch.stack([pictures[index][name] for index, name in chunk])
+            latents = family.encode_images(encoders, batch).cpu()
             for (index, name), one in zip(chunk, latents, strict=True):
                 found[index].tensors[name] = one
 
@@ -99,28 +156,18 @@ def _prompts(
     family: "Family",
     encoders: "Encoders",
     config: Config,
-    wants: Sequence[Wanted],
-    pictures: Sequence[Mapping[str, Image.Image]],
+    asked: "Sequence[Mapping[str, PromptAsk]]",
     found: Sequence[Encoded],
 ) -> None:
-    from runtime.families.base import PromptAsk
-
-    area, at_once = config.data.processor.vl_pixels, config.cache.batch_size
-    assert area is not None  # resolved
-    asks: list[tuple[int, str, PromptAsk]] = []
-    for index, (want, named) in enumerate(zip(wants, pictures, strict=True)):
-        seen = tuple(_for_text_encoder(named[f"control_{i}"], area) for i in range(len(want.controls)))
-        for name, text in texts(want.document).items():
-            asks.append((index, name, PromptAsk(prompt=text, images=seen)))
+    asks = [(index, name, ask) for index, named in enumerate(asked) for name, ask in named.items()]
+    at_once, limit = _at_once(config), config.data.max_prompt_tokens
     for start in range(0, len(asks), at_once):
         chunk = asks[start : start + at_once]
-        encoded = family.encode_prompts(
-            encoders, [ask for _, _, ask in chunk], max_tokens=config.data.max_prompt_tokens
-        )
+        encoded = family.encode_prompts(encoders, [ask for _, _, ask in chunk], max_tokens=limit)
         for (index, name, _), one in zip(chunk, encoded, strict=True):
-            found[index].tensors[name] = one.embeds
+            found[index].tensors[name] = one.embeds.cpu()
             if one.cut:
-                found[index].notes.append(_cut(name, one.cut, config.data.max_prompt_tokens))
+                found[index].notes.append(_cut(name, one.cut, limit))
 
 
 def _cut(name: str, cut: str, limit: int) -> str:

@@ -53,6 +53,12 @@ def settings(
     `made`: by component, the folder of NF4 weights that are used instead of the model's.
     """
     dtypes = config.cache.dtypes
+    encoders = {
+        name: _encoder(model / name, getattr(dtypes, name, ""), (made or {}).get(name))
+        for name in ("text_encoder", "tokenizer", "processor", "vae")
+    }
+    if config.cache.vae != "exact":  # which gives the bits that caches hold from before there was a choice
+        encoders["vae"]["mode"] = config.cache.vae
     return {
         "family": facts.name,
         "template_version": facts.template_version,
@@ -62,10 +68,7 @@ def settings(
             "background": list(config.data.processor.background),
             "max_prompt_tokens": config.data.max_prompt_tokens,
         },
-        "encoders": {
-            name: _encoder(model / name, getattr(dtypes, name, ""), (made or {}).get(name))
-            for name in ("text_encoder", "tokenizer", "processor", "vae")
-        },
+        "encoders": encoders,
     }
 
 

@@ -1,6 +1,7 @@
 """Some samples encoded again, one by one, and their latents decoded: evidence that the cache is what it says."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runtime import files
@@ -31,35 +32,39 @@ def _inputs(workspace: Workspace, store: Store) -> dict[str, str]:
     return {where: files.file_digest(store.manifest_path)}
 
 
-def measure(job: "Job", encoders: "Encoders | None", manifest_digest: str) -> None:
-    """Write the evidence. `encoders`: those of the cache phase, where it has loaded them."""
-    recording = job.workspace.begin_evidence(NAME, "finetune cache")
+def chosen(job: "Job") -> list[Wanted]:
+    """The samples that are looked at, spread over all."""
     able = [want for want in job.wants if want.target is not None]
-    chosen = able[:: max(1, len(able) // SAMPLES)][:SAMPLES]
-    encoders = encoders or encode.load(job.family, job.model, job.config, job.made)
-    data = {
-        "manifest_digest": manifest_digest,
-        "tolerance": TOLERANCE,
-        "samples": [compare(job, encoders, want) for want in chosen],
-    }
+    return able[:: max(1, len(able) // SAMPLES)][:SAMPLES]
+
+
+def measure(job: "Job", compared: Sequence[Mapping[str, Any]], manifest_digest: str) -> None:
+    """Write the evidence. `compared`: what `compare` gave for each that was chosen."""
+    recording = job.workspace.begin_evidence(NAME, "finetune cache")
+    data = {"manifest_digest": manifest_digest, "tolerance": TOLERANCE, "samples": list(compared)}
     recording.write(inputs={"files": _inputs(job.workspace, job.store)}, data=data)
 
 
-def compare(job: "Job", encoders: "Encoders", want: Wanted) -> dict[str, Any]:
-    """Relative errors of the stored tensors, and how near the decoded target is to its pixels."""
+def compare(
+    job: "Job", encoders: "Encoders", want: Wanted, embeds: "Mapping[str, Tensor] | None" = None
+) -> dict[str, Any]:
+    """Relative errors of the stored tensors, and how near the decoded target is to its pixels.
+
+    `embeds`: made again before, where the text encoder is no longer in memory.
+    """
     assert want.target is not None
     stored = job.store.read(want.folder)
-    again = encode.encode(job.family, encoders, job.config, [want])[0].tensors
+    again = {**(embeds or {}), **encode.encode(job.family, encoders, job.config, [want])[0].tensors}
     latents = stored["target"][None].to(job.config.cache.devices.vae)
     decoded = job.family.decode(encoders.pipeline.vae, latents)[0].float().cpu()
     wished = encode.pixels(encode.fitted(want.target, job.config.data.processor.background))
     mse = float((decoded.clamp(-1, 1) - wished).square().mean())
-    embeds = [name for name in stored if "embeds" in name]
+    texts = [name for name in stored if "embeds" in name]
     return {
         "id": want.id,
-        "embeds_error": max(_relative_error(stored[name], again[name]) for name in embeds),
+        "embeds_error": max(_relative_error(stored[name], again[name]) for name in texts),
         "latents_error": max(
-            _relative_error(stored[name], again[name]) for name in stored if name not in embeds
+            _relative_error(stored[name], again[name]) for name in stored if name not in texts
         ),
         "decoded_psnr_db": 10 * math.log10(4 / max(mse, 1e-12)),
     }

@@ -2,6 +2,7 @@
 
     <cache_dir>/manifest.json  .lock
     <cache_dir>/<16 hex of the key>/tensors.safetensors  entry.json
+    <cache_dir>/.parts/<16 hex of the key>.safetensors   embeddings, until their entry is whole
 
 An entry knows what it was made of; whose it is stands in the manifest alone, so that a renamed
 pair or another holdout needs no encoding.
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 TENSORS = "tensors.safetensors"
 ENTRY = "entry.json"
 LOCK = ".lock"
+PARTS = ".parts"
 FOLDER = re.compile("[0-9a-f]{16}")
 
 
@@ -107,8 +109,7 @@ class Store:
 
         folder = self.root / want.folder
         _sweep(folder, TENSORS, ENTRY)
-        # A view would be saved with the whole storage behind it.
-        own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in encoded.tensors.items()}
+        own = _own(encoded.tensors)
         files.write_with(folder / TENSORS, lambda path: save_file(own, path))
         shapes = {
             name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
@@ -124,6 +125,48 @@ class Store:
             "notes": encoded.notes,
         }
         files.write_json(folder / ENTRY, entry)
+
+    def _part(self, want: Wanted) -> Path:
+        return self.root / PARTS / f"{want.folder}.safetensors"
+
+    def write_part(self, want: Wanted, encoded: "Encoded") -> None:
+        """What is there of an entry before it is whole."""
+        from safetensors.torch import save_file
+
+        said = {"key": want.key, "notes": json.dumps(encoded.notes)}
+        files.write_with(self._part(want), lambda path: save_file(_own(encoded.tensors), path, metadata=said))
+
+    def has_part(self, want: Wanted) -> bool:
+        """Whether the embeddings of `want` were left by a cache phase that did not come to its end."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self._part(want), framework="pt") as part:
+                return bool(part.metadata()["key"] == want.key)
+        except (OSError, SafetensorError, TypeError, KeyError):
+            return False
+
+    def read_part(self, want: Wanted) -> "Encoded":
+        from safetensors.torch import load
+
+        from runtime.cache.encode import Encoded
+
+        data = self._part(want).read_bytes()  # not mapped, or Windows would refuse to delete it
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return Encoded(tensors=load(data), notes=json.loads(header["__metadata__"]["notes"]))
+
+    def drop_part(self, want: Wanted) -> None:
+        self._part(want).unlink()
+
+    def drop_parts(self) -> None:
+        """Those of other settings, which never became entries."""
+        folder = self.root / PARTS
+        _sweep(folder, "*.safetensors")
+        for left in folder.glob("*.safetensors"):
+            if FOLDER.fullmatch(left.stem):
+                left.unlink()
+        with contextlib.suppress(OSError):  # absent, or with files of others in it
+            folder.rmdir()
 
     def read(self, folder: str) -> "dict[str, Tensor]":
         from safetensors import SafetensorError
@@ -212,6 +255,11 @@ def _listed(wants: Sequence[Wanted], entries: Mapping[str, dict[str, Any]]) -> l
         }
         for want in wants
     ]
+
+
+def _own(tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+    """Copies: a view would be saved with the whole storage behind it."""
+    return {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
 
 
 def _sweep(folder: Path, *names: str) -> None:

@@ -11,6 +11,7 @@ from runtime.commands import common
 from runtime.commands.detach import LongCommand
 from runtime.config.load import load_config
 from runtime.config.resolve import resolve
+from runtime.memory import limit
 from runtime.progress import Progress
 from runtime.workspace import Workspace
 
@@ -23,7 +24,9 @@ SHOWN = 20
 def command(workspace: Workspace, as_json: bool) -> None:
     """Encode what is missing; a second run with nothing changed loads no model."""
     config = resolve(workspace, load_config(workspace.config_path).config).config
-    summary = build.build(build.plan(workspace, config), Progress())
+    progress = Progress()
+    limit.enforce(workspace, config, "cache", progress.say)
+    summary = build.build(build.plan(workspace, config), progress)
     if as_json:
         common.print_json(asdict(summary))
     else:

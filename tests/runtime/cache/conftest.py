@@ -50,10 +50,11 @@ def held(lab: Any) -> Held:
 def stub(monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries with made-up tensors: for tests of what is built and why, not of what it holds."""
 
-    def encode(job: build.Job, todo: list[Any], progress: Any) -> None:
+    def encode(job: build.Job, todo: list[Any], progress: Any) -> tuple[None, None]:
         for want in todo:
             tensors = {"target": torch.zeros(16, 2, 2), "prompt_embeds": torch.zeros(3, 64)}
             job.store.write(want, Encoded(tensors=tensors))
+        return None, None
 
     monkeypatch.setattr(build, "_encode", encode)
     monkeypatch.setattr(build, "_roundtrip", lambda *given: None)

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from runtime import files
-from runtime.cache import build, encode
+from runtime.cache import build, encode, roundtrip
 from runtime.cache.key import Picture, Wanted
 from runtime.data import images
 from runtime.data.buckets import Placed
@@ -90,7 +90,7 @@ def test_the_cache_asks_for_so_many_at_once(lab: Any, monkeypatch: pytest.Monkey
             return f(self, encoders, batch, *more, **named)
 
         monkeypatch.setattr(family, name, counted)
-    monkeypatch.setattr(build, "_roundtrip", lambda *given: None)
+    monkeypatch.setattr(roundtrip, "chosen", lambda job: [])
     build.build(job, Progress(quiet=True))
     assert asked == {"encode_images": [4, 4, 4, 4, 4, 2], "encode_prompts": [4, 4, 3]}
 

@@ -152,6 +152,8 @@ def test_alternative_captions_count_where_they_are_trained(lab: Any, split: str)
         ({"data.max_prompt_tokens": 512}, EVERY, "settings.processing.max_prompt_tokens"),
         ({"cache.dtypes.text_encoder": "bf16"}, EVERY, "settings.encoders.text_encoder.dtype"),
         ({"cache.dtypes.vae": "bf16"}, EVERY, "settings.encoders.vae.dtype"),
+        ({"cache.vae": "folded"}, EVERY, "settings.encoders.vae.mode"),
+        ({"cache.vae": "exact"}, (), ""),
         ({"data.caption_dropout_rate": 0.1}, ("train",), "empty_prompt"),
         ({"validation.guidance_scale": 2.0}, ("holdout",), "negative_prompt"),
         ({"train.seed": 1, "train.max_train_steps": 9, "model.lora.r": 8, "data.batch_size": 1}, (), ""),
