@@ -1,6 +1,7 @@
 """A small base with two components, and its NF4 as step 06 would leave it, by numpy alone."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from gates.evidence import file_digest, weights_fingerprint
+from gates.tensors import read_header
 
 VALUES = np.array(
     [-1.0, -0.69619280, -0.52507305, -0.39491749, -0.28444138, -0.18477343, -0.09105004, 0.0, 0.07958030,
@@ -109,6 +111,7 @@ def record(root: Path, component: str) -> dict[str, Any]:
         "made_gib": size / 2**30,
         "ratio": size / source,
         "linears": len(errors),
+        "keep": [],
         "kept": KEPT[component],
         "mean_error": sum(errors.values()) / len(errors),
         "worst": [{"name": name, "error": errors[name]} for name in worst[:5]],
@@ -137,3 +140,65 @@ def data(root: Path) -> dict[str, Any]:
         "components": [record(root, component) for component in FILES],
         "output_error": {"value": 0.05, "reason": "one input"},
     }  # fmt: skip
+
+
+# ---- other ways to the same weights
+
+FETCHED = {"repo": "models/base", "revision": "c0ffee" + "0" * 34}
+
+
+def drop(root: Path) -> dict[str, Any]:
+    """The denoiser's shard gone, as if it had been fetched and quantized; its record in the evidence."""
+    place = root / "models" / "base" / "transformer"
+    shard = place / FILES["transformer"]
+    told = {"size": shard.stat().st_size, "sha256": file_digest(shard)}
+    tensors = {
+        name: {"dtype": entry.dtype, "shape": list(entry.shape), "start": entry.start, "size": entry.size}
+        for name, entry in read_header(shard, "the shard").items()
+    }
+    listing = {"schema": "fetched/1", **FETCHED, "shards": {shard.name: {**told, "tensors": tensors}}}
+    (place / "fetched.json").write_text(json.dumps(listing), encoding="utf-8")
+    shard.unlink()
+    return {
+        **record(root, "transformer"),
+        "fetched": {**FETCHED, "shards": {shard.name: told}, "dropped": [shard.name]},
+    }
+
+
+def take(root: Path) -> dict[str, Any]:
+    """The base's denoiser is NF4 itself, its scales in fp32; the record of what was taken of it."""
+    made = root / "models" / "nf4" / "transformer"
+    tensors: dict[str, Any] = {}
+    for name, weight in weights("transformer").items():
+        parts = packed(name, weight) if name in PACKED["transformer"] else {name: weight}
+        tensors |= single(name, parts) if name in PACKED["transformer"] else parts
+    save_file(tensors, made / FILES["transformer"])
+    config = {
+        "of": "transformer",
+        "quantization_config": {**CONFIG, "bnb_4bit_use_double_quant": False, "llm_int8_skip_modules": None},
+    }
+    (made / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    base = root / "models" / "base" / "transformer"
+    shutil.rmtree(base)
+    shutil.copytree(made, base)
+    source = sum(tensor.nbytes for tensor in weights("transformer").values())
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    return {
+        **record(root, "transformer"),
+        "made_gib": size / 2**30, "ratio": size / source, "mean_error": None, "worst": [],
+        "taken": "models/base/transformer",
+    }  # fmt: skip
+
+
+def single(name: str, parts: dict[str, Any]) -> dict[str, Any]:
+    """A packed weight whose scales are not quantized again."""
+    state_name = f"{name}.quant_state.bitsandbytes__nf4"
+    state = json.loads(parts[state_name].tobytes())
+    scales = SCALES[parts[f"{name}.absmax"]] * parts[f"{name}.nested_absmax"][0]
+    plain = {key: value for key, value in state.items() if not key.startswith("nested_")}
+    return {
+        name: parts[name],
+        f"{name}.absmax": (scales + np.float32(state["nested_offset"])).astype(np.float32),
+        f"{name}.quant_map": VALUES,
+        state_name: np.frombuffer(json.dumps(plain).encode(), np.uint8),
+    }

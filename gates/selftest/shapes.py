@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gates.selftest import recordings
+from gates.selftest import nf4, recordings
 from gates.selftest.editing import Made, write_json
 from gates.selftest.fits import NOW
 from gates.selftest.healthy import healthy, validate
@@ -27,6 +27,23 @@ def _skipped(root: Path) -> Made:
     shutil.rmtree(root / "models" / "nf4")
     skip = {"schema": "skip/1", "gate": "06", "reason": "64 GiB are enough", "at": NOW}
     write_json(root / ".gates" / "skips" / "06.json", skip)
+    return made
+
+
+def _otherwise(root: Path, change: Callable[[Path], dict[str, Any]]) -> Made:
+    """NF4 of the denoiser come by in another way; the runs were made with the base as it lies there then."""
+    made = healthy(root)
+    record = change(root)
+
+    def put(document: dict[str, Any]) -> None:
+        others = [item for item in document["data"]["components"] if item["name"] != "transformer"]
+        reason = "not measured: no plain denoiser is here"
+        document["data"].update(components=[record, *others], output_error={"value": None, "reason": reason})
+
+    made.edit(made.evidence("06-quantize"), put)
+    prints = {"transformer": record["source_fingerprint"]}
+    for kind in ("smoke", "full"):
+        made.edit(made.run(kind) / "run.json", lambda d: d["model"]["fingerprints"].update(prints))
     return made
 
 
@@ -88,6 +105,13 @@ SHAPES: dict[str, Shape] = {
     "xpu": Shape(told="a run on an Arc iGPU, synthetic", make=lambda root: healthy(root, "xpu")),
     "cuda": Shape(told="a run on a CUDA card, synthetic", make=lambda root: healthy(root, "cuda")),
     "nf4-skipped": Shape(told="step 06 left out with a reason, synthetic", make=_skipped),
+    "nf4-dropped": Shape(
+        told="a base that step 06 fetched, its shards dropped, synthetic",
+        make=lambda root: _otherwise(root, nf4.drop),
+    ),
+    "nf4-taken": Shape(
+        told="a base whose denoiser is NF4 already, synthetic", make=lambda root: _otherwise(root, nf4.take)
+    ),
     "accumulation": Shape(
         told="four micro-batches a step, synthetic",
         make=lambda root: healthy(root, train={"gradient_accumulation_steps": 4}),

@@ -22,6 +22,21 @@ class Made:
     """What it is, or why it is not used; to be read after `auto: `."""
 
 
+def is_packed(folder: Path) -> bool:
+    """Whether a component folder holds NF4 weights already. Raises UserError for another quantization."""
+    path = folder / "config.json"
+    found = files.read_json(path).get("quantization_config") if path.is_file() else None
+    if found is None:
+        return False
+    kind = (found.get("quant_method"), found.get("load_in_4bit"), found.get("bnb_4bit_quant_type"))
+    if kind != ("bitsandbytes", True, "nf4"):
+        raise UserError(
+            f"{folder} is quantized, and not as bitsandbytes' NF4: {', '.join(map(str, kind))}",
+            remedy="choose a bf16 base: finetune init --model FOLDER_OR_HUB_ID",
+        )
+    return True
+
+
 def folder_of(workspace: Workspace, component: str) -> Path:
     return workspace.root / FOLDER / component
 

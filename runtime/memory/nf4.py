@@ -14,8 +14,11 @@ error instead of 9 %). At true size those are the vision tower's down_proj, 0.2 
 tensor as stored, so that weights made beforehand and weights quantized while loading are the same bits.
 """
 
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import accumulate
+from math import sqrt
 from typing import Any
 
 import torch
@@ -23,6 +26,9 @@ from torch import Tensor
 
 BLOCK, NESTED_BLOCK = 64, 256
 STATE = "quant_state.bitsandbytes__nf4"
+PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map", STATE)
+PIECE = 2**18  # weights that a thread takes at once: small enough for a cache, of a torch call worth making
+STRIP = 2**14
 QUANTIZABLE = ("F32", "BF16", "F16")
 COMPONENTS = ("transformer", "text_encoder")
 NEVER = ("embed_tokens", "lm_head")  # an embedding is no linear, the output head is kept by transformers
@@ -74,8 +80,14 @@ def planned(name: str, shape: tuple[int, ...]) -> dict[str, tuple[str, tuple[int
     }
 
 
-def quantize(weight: Tensor, device: str) -> tuple[Tensor, Any]:
-    """Packed weight and bitsandbytes' QuantState of `weight` [out, in], both on `device`."""
+def quantize(weight: Tensor, device: str, pool: Executor | None = None) -> tuple[Tensor, Any]:
+    """Packed weight and bitsandbytes' QuantState of `weight` [out, in], both on `device`.
+
+    On a CPU piece by piece, which bounds what it takes beside the weight to some 30 MiB for each thread of
+    `pool`; the bits are the same with a pool, without, and whatever number of threads torch has.
+    """
+    if device == "cpu":
+        return _quantize_by_pieces(weight.to(device).contiguous(), pool)
     from bitsandbytes.functional import quantize_4bit
 
     packed, state = quantize_4bit(
@@ -84,14 +96,89 @@ def quantize(weight: Tensor, device: str) -> tuple[Tensor, Any]:
     return packed, state
 
 
-def relative_error(weight: Tensor, packed: Tensor, state: Any) -> float:
-    """||W - dequantized|| / ||W||, in fp32; 0 for a weight of zeros."""
+def _quantize_by_pieces(weight: Tensor, pool: Executor | None) -> tuple[Tensor, Any]:
+    from bitsandbytes.functional import QuantState, get_4bit_type, quantize_blockwise
+
+    made = list((pool.map if pool else map)(_quantize_piece, _pieces(weight)))
+    packed, scales = torch.cat([piece for piece, _ in made]), torch.cat([scales for _, scales in made])
+    offset = _mean(scales)
+    nested, of_nested = quantize_blockwise(scales - offset, blocksize=NESTED_BLOCK)
+    state = QuantState(
+        absmax=nested,
+        shape=weight.shape,
+        dtype=weight.dtype,
+        blocksize=BLOCK,
+        code=get_4bit_type("nf4", device="cpu"),
+        quant_type="nf4",
+        offset=offset,
+        state2=of_nested,
+    )
+    return packed, state
+
+
+def _quantize_piece(piece: Tensor) -> tuple[Tensor, Tensor]:
+    from bitsandbytes.functional import quantize_4bit
+
+    packed, state = quantize_4bit(piece, blocksize=BLOCK, compress_statistics=False, quant_type="nf4")
+    return packed, state.absmax
+
+
+def _pieces(weight: Tensor) -> tuple[Tensor, ...]:
+    """Rows of `weight` together; one piece where a row is no whole blocks."""
+    columns = weight.shape[1]
+    rows = max(1, PIECE // columns) if columns % BLOCK == 0 else len(weight)
+    return torch.split(weight, rows)
+
+
+def _mean(values: Tensor) -> Tensor:
+    """In an order of its own: torch's depends on the number of its threads from 32,768 values on."""
+    return torch.stack([part.sum() for part in torch.split(values, STRIP)]).sum() / len(values)
+
+
+def relative_error(weight: Tensor, packed: Tensor, state: Any, pool: Executor | None = None) -> float:
+    """||W - dequantized|| / ||W||; 0 for a weight of zeros."""
+    if packed.device.type == "cpu":
+        return _error_by_pieces(weight, packed, state, pool)
     from bitsandbytes.functional import dequantize_4bit
 
     exact = weight.to(packed.device, torch.float32)
     restored = dequantize_4bit(packed, state).float()
     norm = exact.norm()
-    return float(restored.sub_(exact).norm() / norm) if norm > 0 else 0.0
+    return 0.0 if norm == 0 else float(restored.sub_(exact).norm() / norm)  # NaN stays NaN
+
+
+def _error_by_pieces(weight: Tensor, packed: Tensor, state: Any, pool: Executor | None) -> float:
+    from bitsandbytes.functional import QuantState, dequantize_4bit, dequantize_blockwise
+
+    scales = state.absmax
+    if state.nested:
+        scales = dequantize_blockwise(state.absmax, state.state2) + state.offset
+
+    def squares(place: tuple[int, Tensor]) -> tuple[float, float]:
+        start, piece = place
+        size = piece.numel()
+        own = QuantState(
+            absmax=scales[start // BLOCK : -(-(start + size) // BLOCK)],
+            shape=piece.shape,
+            dtype=state.dtype,
+            blocksize=BLOCK,
+            code=state.code,
+            quant_type="nf4",
+        )
+        exact = piece.float()
+        restored = dequantize_4bit(packed[start // 2 : -(-(start + size) // 2)], own).float()
+        return _square(restored.sub_(exact)), _square(exact)
+
+    pieces = _pieces(weight)
+    starts = accumulate((piece.numel() for piece in pieces), initial=0)
+    found = list((pool.map if pool else map)(squares, zip(starts, pieces, strict=False)))
+    gap, norm = sum(gap for gap, _ in found), sum(norm for _, norm in found)
+    return 0.0 if norm == 0 else sqrt(gap / norm)
+
+
+def _square(values: Tensor) -> float:
+    flat = values.reshape(-1)
+    return float(torch.dot(flat, flat))
 
 
 def config_entry(skipped: list[str]) -> dict[str, Any]:

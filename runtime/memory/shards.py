@@ -27,6 +27,7 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 FETCH = "fetch the model again"
 WEIGHTS = ("diffusion_pytorch_model.safetensors", "model.safetensors")  # of diffusers, of transformers
+COPIED_BYTES = 2**24  # at once
 LATE_BYTES = 1024  # more than any text that is written late; only the header's reserve depends on it
 
 
@@ -82,11 +83,15 @@ def read_header(path: Path) -> dict[str, Entry]:
             header = json.loads(handle.read(length))
         except ValueError as error:
             raise UserError(f"{path} is no safetensors file: {error}", remedy=FETCH) from error
-    header.pop("__metadata__", None)
-    entries = {name: _entry(item, 8 + length) for name, item in header.items()}
+    entries = entries_of(header, 8 + length)
     if max((entry.start + entry.size for entry in entries.values()), default=8 + length) > size:
         raise UserError(f"{path} is cut off", remedy=FETCH)
     return entries
+
+
+def entries_of(header: Mapping[str, Any], base: int) -> dict[str, Entry]:
+    """The tensors of a header; the first of them starts `base` bytes from the start of the file."""
+    return {name: _entry(item, base) for name, item in header.items() if name != "__metadata__"}
 
 
 def _entry(item: Mapping[str, Any], base: int) -> Entry:
@@ -149,6 +154,22 @@ class Writer:
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         if flat.numel():
             self._handle.write(flat.view(torch.uint8).numpy().data)
+        self._left.discard(name)
+
+    def copy(self, name: str, source: Path, entry: Entry) -> None:
+        """Put the tensor of `source` at `entry` into its place, piece by piece."""
+        place = self._planned[name]
+        if (entry.dtype, list(entry.shape)) != (place["dtype"], place["shape"]):
+            raise ValueError(f"{name}: {entry.dtype} {list(entry.shape)} is not the planned {place}")
+        self._handle.seek(self._base + place["data_offsets"][0])
+        with source.open("rb") as handle:
+            handle.seek(entry.start)
+            for start in range(0, entry.size, COPIED_BYTES):
+                wanted = min(COPIED_BYTES, entry.size - start)
+                piece = handle.read(wanted)
+                if len(piece) != wanted:
+                    raise UserError(f"{source} is cut off", remedy=FETCH)
+                self._handle.write(piece)
         self._left.discard(name)
 
     def put_late(self, name: str, text: bytes) -> None:

@@ -8,22 +8,26 @@
 A shard appears whole, then the journal names it. So an interruption costs the shard at hand: a rerun keeps
 what the journal names and the disk still has, byte for byte, and makes the rest. The source is only read.
 
-The folder is what bitsandbytes' loaders in transformers and diffusers expect. transformers was run on it on a
-CPU; diffusers' loader refuses a machine without GPU and was not: names, shapes and states were compared with
-what it asks for instead.
+The folder is what bitsandbytes' loaders in transformers and diffusers expect; `benchmarks/nf4_loaders.py` loads it
+through each and compares, diffusers' only on a GPU, without which it refuses.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from math import prod
+from math import fsum, prod
 from pathlib import Path
 from typing import Any
 
 from runtime import files
 from runtime.errors import UserError
-from runtime.memory import nf4, shards
+from runtime.memory import nf4, packing, shards
+from runtime.memory.crew import crew
+from runtime.memory.meter import Meter
 from runtime.memory.nf4 import Rule
-from runtime.memory.shards import Entry, Writer
+from runtime.memory.shards import Entry
+from runtime.memory.sources import Folder, Source
 from runtime.progress import Progress
 
 JOURNAL = "quantize.json"
@@ -39,6 +43,14 @@ class Job:
     rule: Rule
     device: str
     """cpu or cuda; the weights come from the CPU and go back there."""
+    supply: Source | None = None
+    """Where the shards come from, where `source` does not hold all of them."""
+    workers: int | None = None
+    """Threads; as many as torch computes with if None. The bytes are the same with any number."""
+
+    @property
+    def shards(self) -> Source:
+        return self.supply or Folder(self.source)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,46 +66,82 @@ class Journal:
 
 def quantize(job: Job, progress: Progress) -> dict[str, Any]:
     """Make `job.target` and return its record for the evidence. Raises UserError for a source that is torn."""
-    sources = shards.find(job.source)
-    headers = {shard.name: shards.read_header(shard) for shard in sources}
-    before = files.weights_fingerprint(job.source)
+    source = job.shards
+    headers = {name: source.header(name) for name in source.names}
+    before = source.identity()
     journal = _journal(job, before)
-    done = sum(len(headers[name]) for name in journal.shards)
-    progress.start(f"quantize {job.component}", sum(map(len, headers.values())), done)
+    todo = [name for name in headers if name not in journal.shards]
+    for name in headers.keys() - todo:
+        source.release(name)
+    fetched = sum(source.to_fetch(name) for name in todo)
+    done = sum(_bytes([headers[name]]) for name in journal.shards)
+    meter = Meter(progress, f"quantize {job.component}", _bytes(headers.values()) + fetched, done)
     try:
-        for shard in sources:
-            if shard.name in journal.shards:
-                continue
-            at = _advance(progress, done)
-            journal.shards[shard.name] = _shard(job, shard, headers[shard.name], at)
-            journal.write()
-            done += len(headers[shard.name])
+        with crew(job.workers) as pool:
+            _make(job, source, headers, journal, todo, pool, meter)
     finally:
-        progress.stop()
+        meter.stop()
     _write_index(job, headers)
     _write_config(job, headers)
-    after = files.weights_fingerprint(job.source)
-    if after != before:
+    if source.identity() != before:
         journal.path.unlink()
         raise UserError(
             f"{job.source} has changed while it was read",
             remedy=f"finetune quantize --component {job.component}",
         )
-    return _record(job, journal, headers, before, after)
+    return _record(job, journal, headers, source)
 
 
-def _advance(progress: Progress, done: int) -> Callable[[int, str], None]:
-    return lambda count, name: progress.update(done + count, name)
+def _make(
+    job: Job,
+    source: Source,
+    headers: Mapping[str, Mapping[str, Entry]],
+    journal: Journal,
+    todo: Iterable[str],
+    pool: Executor,
+    meter: Meter,
+) -> None:
+    """Each shard of `todo`; its way to the disk, digest and journal run beside the next one's quantization."""
+    finishing: Future[None] | None = None
+    with ThreadPoolExecutor(1, thread_name_prefix="finisher") as finisher:
+        for name in todo:
+            path = source.open(name, meter)
+            temporary = job.target / f".{name}.{os.getpid()}.tmp"
+            try:
+                errors = packing.pack(job.rule, path, headers[name], temporary, job.device, pool, meter)
+                if finishing is not None:
+                    finishing.result()
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            finishing = finisher.submit(_finish, job, source, journal, name, temporary, errors)
+            if source.one_by_one:
+                finishing.result()
+        if finishing is not None:
+            finishing.result()
+
+
+def _finish(
+    job: Job, source: Source, journal: Journal, name: str, temporary: Path, errors: dict[str, float]
+) -> None:
+    """The shard appears whole, then the journal names it, then its source may go."""
+    target = job.target / name
+    digest = files.file_digest(temporary)  # of what is still in the page cache
+    files.sync(temporary)
+    files.rename(temporary, target)
+    journal.shards[name] = {"size": target.stat().st_size, "sha256": digest, "errors": errors}
+    journal.write()
+    source.release(name)
 
 
 def missing_bytes(job: Job) -> int:
     """What is still to be written, headers left out; whether a shard that is there is whole comes later."""
-    headers = {shard.name: shards.read_header(shard) for shard in shards.find(job.source)}
-    absent = [header for name, header in headers.items() if not (job.target / name).is_file()]
+    source = job.shards
     return sum(
         prod(shape) * shards.width(dtype)
-        for header in absent
-        for dtype, shape in _planned(job, header).values()
+        for name in source.names
+        if not (job.target / name).is_file()
+        for dtype, shape in packing.planned(job.rule, source.header(name)).values()
     )
 
 
@@ -147,64 +195,6 @@ def _is_whole(path: Path, record: Mapping[str, Any]) -> bool:
     )
 
 
-# ---- one shard
-
-
-def _shard(
-    job: Job, source: Path, header: Mapping[str, Entry], advance: Callable[[int, str], None]
-) -> dict[str, Any]:
-    errors: dict[str, float] = {}
-    target = job.target / source.name
-    files.write_with(target, lambda path: _write(job, source, header, path, errors, advance))
-    return {"size": target.stat().st_size, "sha256": files.file_digest(target), "errors": errors}
-
-
-def _write(
-    job: Job,
-    source: Path,
-    header: Mapping[str, Entry],
-    path: Path,
-    errors: dict[str, float],
-    advance: Callable[[int, str], None],
-) -> None:
-    quantized = {name for name, it in header.items() if job.rule.takes(name, it.dtype, it.shape)}
-    writer = Writer(path, _planned(job, header), [f"{name}.{nf4.STATE}" for name in quantized])
-    try:
-        # In the order of the file: reading goes on from where the last tensor ended.
-        for count, name in enumerate(sorted(header, key=lambda name: header[name].start), 1):
-            if name in quantized:
-                errors[nf4.module_of(name)] = _quantize_one(job, source, header[name], name, writer)
-            else:
-                writer.put(name, shards.read_tensor(source, header[name]))
-            advance(count, nf4.module_of(name))
-        writer.close()
-    finally:
-        writer.abandon()
-
-
-def _planned(job: Job, header: Mapping[str, Entry]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Every tensor of the shard to be, the late texts left out: name to (dtype, shape)."""
-    planned: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for name, entry in header.items():
-        packed = job.rule.takes(name, entry.dtype, entry.shape)
-        planned |= nf4.planned(name, entry.shape) if packed else {name: (entry.dtype, entry.shape)}
-    return planned
-
-
-def _quantize_one(job: Job, source: Path, entry: Entry, name: str, writer: Writer) -> float:
-    """Write the parts of one weight; nothing of it stays in memory after."""
-    weight = shards.read_tensor(source, entry)
-    packed, state = nf4.quantize(weight, job.device)
-    error = nf4.relative_error(weight, packed, state)
-    writer.put(name, packed)
-    for suffix, tensor in state.as_dict(packed=True).items():
-        if suffix == nf4.STATE:
-            writer.put_late(f"{name}.{suffix}", bytes(tensor.tolist()))
-        else:
-            writer.put(f"{name}.{suffix}", tensor)
-    return error
-
-
 # ---- what makes the shards a folder that libraries load
 
 
@@ -254,7 +244,7 @@ def kept_linears(job: Job, header: Mapping[str, Entry]) -> list[str]:
 
 
 def _record(
-    job: Job, journal: Journal, headers: Mapping[str, Mapping[str, Entry]], before: str, after: str
+    job: Job, journal: Journal, headers: Mapping[str, Mapping[str, Entry]], source: Source
 ) -> dict[str, Any]:
     errors = {name: error for shard in journal.shards.values() for name, error in shard["errors"].items()}
     if not errors:
@@ -262,33 +252,55 @@ def _record(
             f"no linear of {job.component} would be quantized",
             remedy="give finetune quantize other --keep patterns",
         )
-    worst = sorted(errors, key=lambda name: (-errors[name], name))[:WORST]
     everything = {name: entry for header in headers.values() for name, entry in header.items()}
-    source = _bytes(header for header in headers.values())
-    made = _bytes(shards.read_header(job.target / name) for name in headers)
+    fetched = source.record()
     return {
         "name": job.component,
-        "source_fingerprint": before,
-        "source_fingerprint_after": after,
-        "made_fingerprint": files.weights_fingerprint(job.target),
-        "source_gib": source / files.GIB,
-        "made_gib": made / files.GIB,
-        "ratio": made / source,
+        **fingerprints(job.source, job.target),
+        **sizes(_bytes(headers.values()), job.target),
+        **of_errors(errors),
         "linears": len(errors),
+        "keep": list(job.rule.keep),
         "kept": kept_linears(job, everything),
-        "mean_error": sum(errors.values()) / len(errors),
+        "files": listed(job.target, {name: it["sha256"] for name, it in journal.shards.items()}),
+        **({"fetched": fetched} if fetched is not None else {}),
+    }
+
+
+def fingerprints(source: Path, made: Path) -> dict[str, str]:
+    """The source was compared with itself before and after."""
+    print_ = files.weights_fingerprint(source)
+    return {
+        "source_fingerprint": print_,
+        "source_fingerprint_after": print_,
+        "made_fingerprint": files.weights_fingerprint(made),
+    }
+
+
+def sizes(source: int, made: Path) -> dict[str, float]:
+    """`source`: bytes of its tensors."""
+    size = _bytes(shards.read_header(path) for path in shards.find(made))
+    return {"source_gib": source / files.GIB, "made_gib": size / files.GIB, "ratio": size / source}
+
+
+def of_errors(errors: Mapping[str, float]) -> dict[str, Any]:
+    worst = sorted(errors, key=lambda name: (-errors[name], name))[:WORST]
+    return {
+        "mean_error": fsum(errors.values()) / len(errors) if errors else None,
         "worst": [{"name": name, "error": errors[name]} for name in worst],
-        "files": {
-            path.name: {"size": path.stat().st_size, "sha256": _digest(path, journal)}
-            for path in sorted(job.target.iterdir())
-        },
+    }
+
+
+def listed(folder: Path, known: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Size and digest of each file; `known` digests are not made anew."""
+    return {
+        path.name: {
+            "size": path.stat().st_size,
+            "sha256": known.get(path.name) or files.file_digest(path),
+        }
+        for path in sorted(folder.iterdir())
     }
 
 
 def _bytes(headers: Iterable[Mapping[str, Entry]]) -> int:
     return sum(entry.size for header in headers for entry in header.values())
-
-
-def _digest(path: Path, journal: Journal) -> str:
-    known = journal.shards.get(path.name)
-    return str(known["sha256"]) if known else files.file_digest(path)

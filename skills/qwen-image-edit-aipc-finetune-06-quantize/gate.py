@@ -5,10 +5,11 @@ was begun and not finished.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gates import quantized
+from gates import packed, quantized
 from gates.checks import Checks, Evidence, Finding, Gate, excuse, failed, listing, verdict_of
 from gates.evidence import MissingEvidenceError, Reading, attempt
 from gates.quantized import EVIDENCE, FOLDER, REMEDY, SKIP, Component, Quantized
@@ -104,7 +105,7 @@ NEEDS = ("components-present",)
 )
 def quantization_recorded(e: Quantization) -> Finding:
     """Digests of files; quantization_config; names, shapes and states of tensors, against the base's."""
-    faults = [fault for component in e.components for fault in quantized.recording_faults(component)]
+    faults = [fault for component in e.components for fault in packed.recording_faults(component)]
     told = ", ".join(f"{component.name}: {len(component.packed)} linears" for component in e.components)
     return verdict_of(
         not faults, listing(faults) or told, expected=0, observed=len(faults), unit="faults",
@@ -125,7 +126,7 @@ def size_ratio(e: Quantization) -> Finding:
     """Bytes of tensors against those that their shapes need as NF4; what was kept; the recorded sizes."""
     faults, observed, expected = [], {}, {}
     for component in e.components:
-        found, record = quantized.sizes(component), component.record
+        found, record = packed.sizes(component), component.record
         observed[component.name] = round(found.ratio, 4)
         expected[component.name] = f"<= {found.expected_ratio:.4f}"
         if not found.made <= found.expected:
@@ -152,32 +153,68 @@ def size_ratio(e: Quantization) -> Finding:
     why="one broken layer is enough to turn every picture into noise",
 )
 def error_bounded(e: Quantization) -> Finding:
-    """Recorded relative errors, mean and worst; some layers dequantized anew; the denoiser's output."""
+    """Recorded relative errors, mean and worst; some layers dequantized anew; the denoiser's output.
+
+    Of weights that somebody else made of a base that is not here as bf16 nothing can be measured; the message says so.
+    """
     faults: list[str] = []
     again = 0
     for component in e.components:
-        layers = quantized.measured(component)
+        layers = packed.measured(component)
         again += len(layers)
         faults += _error_faults(component, layers)
     output = e.quantized.get().data["output_error"]["value"]
     if output is not None and not output <= OUTPUT_ERROR_MAX:
         faults.append(f"the denoiser's output is {output:.0%} off, at most {OUTPUT_ERROR_MAX:.0%} may be")
-    records = [component.record for component in e.components]
+    records = [component.record for component in e.components if component.record["worst"]]
     return verdict_of(
         not faults,
-        listing(faults) or f"{again} layers measured anew" + ("" if again else ": the base is not here"),
+        listing(faults) or "; ".join([f"{again} layers measured anew", *_unmeasured(e.components)]),
         expected={"mean": f"<= {MEAN_ERROR_MAX}", "worst": f"<= {LAYER_ERROR_MAX}"},
         observed={
-            "mean": max(round(record["mean_error"], 4) for record in records),
-            "worst": max(round(record["worst"][0]["error"], 4) for record in records),
+            "mean": max((round(record["mean_error"], 4) for record in records), default=None),
+            "worst": max((round(record["worst"][0]["error"], 4) for record in records), default=None),
             "output": output,
         },
+        remedy=_keep(e.components),
         evidence=(EvidenceRef(path=EVIDENCE, locator="/data/components"),),
     )
 
 
+def _keep(components: tuple[Component, ...]) -> str | None:
+    """The command that leaves the bad layers plain, and those that are so already."""
+    for component in components:
+        record = component.record
+        bad = [item["name"] for item in record["worst"] if not item["error"] <= LAYER_ERROR_MAX]
+        if bad and not component.is_taken:
+            patterns = " ".join(f'--keep "{name}"' for name in (*record.get("keep", ()), *bad))
+            return f"finetune quantize --component {component.name} {patterns}"
+    return None
+
+
+def _unmeasured(components: tuple[Component, ...]) -> Iterator[str]:
+    for component in components:
+        if component.measurable:
+            continue
+        why = "the base is not here"
+        if component.dropped:
+            why = "its bf16 shards were dropped"
+        elif component.source is not None:
+            why = "the base's own are NF4"
+        yield (
+            f"{component.name}: by what was recorded, {why}"
+            if component.record["worst"]
+            else (f"{component.name}: error not measured, {why}")
+        )
+
+
 def _error_faults(component: Component, again: dict[str, float]) -> list[str]:
     record, recorded = component.record, {item["name"]: item["error"] for item in component.record["worst"]}
+    if record["mean_error"] is None or not recorded:
+        excused = component.is_taken and not component.measurable
+        if not excused:
+            return [f"{component.name}: its error was not measured"]
+        return [f"{component.name} {name}: not finite" for name in packed.broken(component)]
     faults = [
         f"{component.name} {name}: {error:.3f}"
         for name, error in recorded.items()
@@ -205,7 +242,11 @@ def _error_faults(component: Component, again: dict[str, float]) -> list[str]:
     why="weights made of another base than the one configured train an adapter for neither",
 )
 def source_untouched(e: Quantization) -> Finding:
-    """Fingerprints of the base before and after the step, and now where it is here; the model's name."""
+    """Fingerprints of the base before and after the step, and now where it is here; the model's name.
+
+    Shards that the step fetched itself and dropped are known by the digests that the hub named; it checked those
+    as they came.
+    """
     data, name = e.quantized.get().data, e.settings.get()["model"]["pretrained_model_name_or_path"]
     faults = [f"made of {data['model']}, the config has {name}"] if data["model"] != name else []
     for component in e.components:
@@ -214,11 +255,29 @@ def source_untouched(e: Quantization) -> Finding:
             faults.append(f"{component.name} changed while it was read")
         if component.source_fingerprint not in (None, record["source_fingerprint"]):
             faults.append(f"the base's {component.name} is another now")
-    absent = [component.name for component in e.components if component.source_fingerprint is None]
-    told = f"by what was recorded: {', '.join(absent)} of the base is not here" if absent else "as it was"
+        faults += packed.fetch_faults(component, name)
     return verdict_of(
-        not faults, listing(faults) or told, expected=0, observed=len(faults), unit="differences"
+        not faults,
+        listing(faults) or _source_told(e.components),
+        expected=0,
+        observed=len(faults),
+        unit="differences",
     )
+
+
+def _source_told(components: tuple[Component, ...]) -> str:
+    absent = [component.name for component in components if component.source_fingerprint is None]
+    told = f"by what was recorded: {', '.join(absent)} of the base is not here" if absent else "as it was"
+    for component in components:
+        if component.dropped:
+            fetched = component.record["fetched"]
+            told += (
+                f"; {len(component.dropped)} of {len(fetched['shards'])} shards of {component.name} were dropped "
+                f"once they were quantized, known by the digests of {fetched['repo']} at {fetched['revision'][:12]}"
+            )
+        if component.is_taken:
+            told += f"; {component.name} was made by somebody else, taken from {component.record['taken']}"
+    return told
 
 
 SKIPPED: Checks[Quantization] = Checks()

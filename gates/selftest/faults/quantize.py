@@ -16,6 +16,7 @@ from gates.tensors import read_header
 
 EVIDENCE = "06-quantize"
 WEIGHT = "transformer_blocks.0.attn.to_q.weight"
+PRINTS = ("source_fingerprint", "source_fingerprint_after")
 FILES = {"transformer": "diffusion_pytorch_model.safetensors", "text_encoder": "model.safetensors"}
 
 
@@ -114,6 +115,111 @@ def _data(**values: Any) -> Spoil:
 
 def _plan(change: Callable[[dict[str, Any]], Any]) -> Spoil:
     return lambda made: made.edit(made.evidence("04-plan"), lambda d: change(d["data"]))
+
+
+def _fetched(**values: Any) -> Spoil:
+    return _component(lambda record: record["fetched"].update(values))
+
+
+def _listing(change: Callable[[dict[str, Any]], Any]) -> Spoil:
+    """The base's list of what was fetched changed, and the evidence's fingerprint with it."""
+    path = "models/base/transformer/fetched.json"
+
+    def spoil(made: Any) -> None:
+        made.edit(path, change)
+        now = {name: it for name, it in nf4.record(made.root, "transformer").items() if name in PRINTS}
+        _component(lambda record: record.update(now))(made)
+        for kind in ("smoke", "full"):
+            made.edit(
+                made.run(kind) / "run.json",
+                lambda d: d["model"]["fingerprints"].update(transformer=now["source_fingerprint"]),
+            )
+
+    return spoil
+
+
+def _dropped_faults() -> tuple[Fault, ...]:
+    shard = FILES["transformer"]
+    return tuple(
+        fault(what, turned, spoil, shape="nf4-dropped")
+        for what, turned, spoil in (
+            ("fetched from another repository", {"source-untouched"}, _fetched(repo="some/other")),
+            ("fetched at another commit", {"source-untouched"}, _fetched(revision="0" * 40)),
+            ("dropped and never listed", {"source-untouched"}, _fetched(dropped=[shard, "more.safetensors"])),
+            (
+                "a dropped shard of another digest than the hub named",
+                {"source-untouched"},
+                _fetched(shards={shard: {"size": 1, "sha256": "0" * 64}}),
+            ),
+            (
+                "a tensor of a dropped shard is missing",
+                {"quantization-recorded"},
+                _tensors(_pop("proj_out.weight")),
+            ),
+            (
+                "a list that names a tensor more",
+                {"quantization-recorded"},
+                _listing(
+                    lambda d: d["shards"][shard]["tensors"].update(
+                        more={"dtype": "F16", "shape": [1], "start": 0, "size": 0}
+                    )
+                ),
+            ),
+            (
+                "a dropped shard that is back as another",
+                {"source-untouched"},
+                lambda m: (m.root / "models/base/transformer" / shard).write_bytes(b"x"),
+            ),
+        )
+    )
+
+
+def _taken_faults() -> tuple[Fault, ...]:
+    return (
+        fault(
+            "ready-made weights in other bytes than the base's",
+            {"quantization-recorded"},
+            _bytes,
+            shape="nf4-taken",
+        ),
+        fault(
+            "a ready-made tensor is missing",
+            {"quantization-recorded"},
+            _tensors(_pop("proj_out.weight")),
+            shape="nf4-taken",
+        ),
+        fault(
+            "ready-made weights without their scales",
+            {"quantization-recorded"},
+            _tensors(_pop(f"{WEIGHT}.absmax")),
+            errors={"error-bounded"},
+            shape="nf4-taken",
+        ),
+        fault(
+            "a NaN among ready-made scales",
+            {"error-bounded"},
+            _tensors(lambda t: t[f"{WEIGHT}.absmax"].__setitem__(0, np.nan)),
+            shape="nf4-taken",
+        ),
+        fault(
+            "ready-made weights that are fp4",
+            {"quantization-recorded"},
+            _config(lambda d: d["quantization_config"].update(bnb_4bit_quant_type="fp4")),
+            shape="nf4-taken",
+        ),
+        fault(
+            "ready-made weights said to be made here",
+            {"quantization-recorded", "error-bounded"},
+            _component(lambda record: record.pop("taken") and None),
+            shape="nf4-taken",
+        ),
+        fault(
+            "the ready-made base changed since",
+            {"source-untouched"},
+            _source,
+            shape="nf4-taken",
+        ),
+    )
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -251,6 +357,18 @@ FAULTS: tuple[Fault, ...] = (
         _component(lambda record: record.update(source_fingerprint_after="0" * 64)),
     ),
     fault("made of another model", {"source-untouched"}, _data(model="models/other")),
+    fault(
+        "an error that was not measured",
+        {"error-bounded"},
+        _component(lambda record: record.update(mean_error=None, worst=[])),
+    ),
+    fault(
+        "ready-made weights that were not measured against the base beside them",
+        {"error-bounded"},
+        _component(lambda record: record.update(mean_error=None, worst=[], taken="external:nf4")),
+    ),
+    *_dropped_faults(),
+    *_taken_faults(),
     fault(
         "no reason",
         {"skip-justified"},

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from safetensors.torch import load_file, save_file
 
 from runtime import files
 from runtime.cache import encode
 from runtime.commands.quantize import command
 from runtime.config.resolve import resolve
 from runtime.errors import CacheError, UserError
-from runtime.memory import made, nf4, output_error, shards
+from runtime.memory import made, nf4, shards
 from runtime.memory.made import EVIDENCE
 from runtime.training import session
 
@@ -112,12 +113,38 @@ def test_a_full_disk_is_told_before(lab: Any, monkeypatch: pytest.MonkeyPatch) -
     assert not (lab.root / "models").exists()
 
 
-def test_the_output_is_only_measured_where_there_is_room(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patterns_stay_until_they_are_forgotten(lab: Any) -> None:
+    def kept(*arguments: str) -> list[str]:
+        assert quantize(lab, "--component", "transformer", *arguments).exit_code == 0
+        (item,) = lab.workspace.evidence(EVIDENCE)["components"]
+        assert bool(item["kept"]) == bool(item["keep"])
+        return list(item["keep"])
+
     lab.configure()
-    monkeypatch.setattr(output_error, "SHARE", 1e-9)
-    quantize(lab, "--component", "transformer")
-    found = lab.workspace.evidence(EVIDENCE)["output_error"]
-    assert found["value"] is None and found["reason"].startswith("not measured: the plain denoiser takes")
+    assert kept() == []
+    assert kept("--keep", "*.0.attn.to_q") == ["*.0.attn.to_q"]
+    assert kept() == ["*.0.attn.to_q"]
+    assert kept("--keep", "*.1.img_mod.1", "--keep", "*.to_k") == ["*.1.img_mod.1", "*.to_k"]
+    assert kept("--keep", "none") == []
+
+
+def test_a_layer_that_hurts_is_named_with_the_command_that_keeps_it(lab: Any) -> None:
+    """One outlier in each block of 64 takes the scale: all the rest of the layer rounds to nothing."""
+    base = own_base(lab)
+    path = base / "transformer" / "diffusion_pytorch_model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    name = "transformer_blocks.1.attn.to_v"
+    tensors[f"{name}.weight"].fill_(0.75)[:, ::64] = 20
+    save_file(tensors, path, metadata={"format": "pt"})
+    lab.configure()
+    result = quantize(lab, "--component", "transformer")
+    (item,) = lab.workspace.evidence(EVIDENCE)["components"]
+    assert item["worst"][0]["name"] == name and item["worst"][0]["error"] > 0.2 > item["worst"][1]["error"]
+    line = f'finetune quantize --component transformer --keep "{name}"'
+    assert line in result.stdout
+    assert quantize(lab, *line.replace('"', "").split()[2:]).exit_code == 0
+    (item,) = lab.workspace.evidence(EVIDENCE)["components"]
+    assert item["kept"] == [name] and item["worst"][0]["error"] < 0.2
 
 
 # ---- what `auto` becomes
@@ -200,10 +227,8 @@ def test_the_text_encoder_is_packed_and_computes_as_asked(done: Any) -> None:
 
 
 def test_the_fit_loads_what_was_made_and_records_it(done: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from runtime.memory import quantize as loading
-
     done.cache()
-    monkeypatch.setattr(loading, "load_nf4", lambda *given, **named: pytest.fail("quantized while loading"))
+    monkeypatch.setattr(nf4, "quantize", lambda *given, **named: pytest.fail("quantized while loading"))
     opened = done.launch()
     fingerprints = opened.run.document["model"]["fingerprints"]
     assert fingerprints == {
