@@ -2,10 +2,9 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from typing import Any
 
 import torch
@@ -17,6 +16,10 @@ from runtime.families import base
 from runtime.families.base import Conditioning
 from runtime.training import draws
 
+AHEAD, AHEAD_BYTES = (
+    16,
+    256 * 2**20,
+)  # micro-batches read before they are asked for: a disk's pause of seconds passes
 KEPT_BYTES = 256 * 2**20  # of entries read before: a small dataset is read once, a large one from disk
 
 
@@ -55,6 +58,9 @@ class Batches:
         self.folders = {(entry["split"], entry["id"]): entry["folder"] for entry in entries}
         self._regularisation = {item.id for item in ordered.items if item.regularisation}
         largest = max((_size(entry) for entry in entries), default=1)
+        fits = AHEAD_BYTES // (largest * max(share.batch_size for share in ordered.shares.values()))
+        self.ahead = max(workers, min(AHEAD, fits))
+        """Micro-batches; beyond those of the step that is asked for."""
         self.read = lru_cache(maxsize=KEPT_BYTES // largest)(store.read)
 
     def ids(self, split: str) -> list[str]:
@@ -100,19 +106,29 @@ class Batches:
         chosen = int(draws.uniform("pick", *where) * count) if count > 1 else 0
         return f"prompt_embeds_{chosen}" if chosen else "prompt_embeds"
 
+    def ids_of(self, step: int, accumulation: int) -> Iterator[tuple[str, ...]]:
+        """The samples of each micro-batch of a step; nothing is read."""
+        for _, slots in self._places(step, accumulation):
+            yield tuple(slot.id for slot in slots)
+
     def windows(self, first_step: int, steps: int, accumulation: int) -> Iterator[list[MicroBatch]]:
-        """The micro-batches of each step from `first_step` on; `workers` threads read ahead."""
+        """The micro-batches of each step from `first_step` on; `workers` threads read `ahead` of them before."""
         # Here and not in the threads: an order remembers the epochs that it was asked for.
         places = (self._places(step, accumulation) for step in range(first_step, steps + 1))
         if not self.workers:
             yield from map(self._window, places)
             return
-        with ThreadPoolExecutor(max_workers=self.workers) as pool:
-            ahead = deque(pool.submit(self._window, some) for some in islice(places, self.workers))
-            while ahead:
-                window = ahead.popleft().result()
-                ahead.extend(pool.submit(self._window, some) for some in islice(places, 1))
-                yield window
+        pool = ThreadPoolExecutor(max_workers=self.workers)
+        try:
+            waiting: deque[list[Future[MicroBatch]]] = deque()
+            for some in places:
+                waiting.append([pool.submit(self._read, *place) for place in some])
+                if sum(map(len, waiting)) - len(waiting[0]) >= self.ahead:
+                    yield [reading.result() for reading in waiting.popleft()]
+            while waiting:
+                yield [reading.result() for reading in waiting.popleft()]
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def _window(self, places: Sequence[tuple[int, tuple[Slot, ...]]]) -> list[MicroBatch]:
         return [self._read(epoch, slots) for epoch, slots in places]

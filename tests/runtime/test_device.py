@@ -84,9 +84,37 @@ def test_the_cpu_never_asks_the_accelerator(arc: list[str]) -> None:
     assert arc == ["reset", "synchronize", "empty"]
 
 
+@pytest.mark.parametrize(
+    ("told", "integrated"),
+    [
+        ({"is_integrated_gpu": True}, True),
+        ({"is_integrated_gpu": False, "is_integrated": True}, False),
+        ({"is_integrated": 1}, True),
+        ({"is_integrated": 0}, False),
+        ({}, None),
+    ],
+)
+def test_whether_a_device_shares_the_hosts_memory(
+    arc: list[str], monkeypatch: pytest.MonkeyPatch, told: dict[str, Any], integrated: bool | None
+) -> None:
+    monkeypatch.setattr(torch.xpu, "get_device_properties", lambda index: SimpleNamespace(**told))
+    assert device.is_integrated() is integrated
+
+
+def test_the_allocator_is_held_to_a_share_where_the_backend_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[float] = []
+    backend = SimpleNamespace(set_per_process_memory_fraction=shares.append)
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: backend)
+    assert device.limit_memory(XPU, 4.0) == "" and device.limit_memory(XPU, 40.0) == ""
+    assert shares == [0.25, 1.0]
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: SimpleNamespace())
+    assert "has no limit for xpu" in device.limit_memory(XPU, 4.0)
+    assert "CPU" in device.limit_memory(CPU, 4.0)
+
+
 def test_budget_is_a_share_of_what_is_there(arc: list[str]) -> None:
     gib, why = device.memory_budget_gib("auto")
-    assert gib == pytest.approx(0.9 * 16) and why == "90% of what Intel Arc B580 offers (16.0 GiB)"
+    assert gib == pytest.approx(0.95 * 16) and why == "95% of what Intel Arc B580 offers (16.0 GiB)"
     gib, why = device.memory_budget_gib("cpu")
     assert gib == pytest.approx(0.8 * device.ram_gib()) and why.startswith("80% of this machine's RAM")
 
@@ -117,3 +145,100 @@ def test_what_torch_sees_here() -> None:
     kind = device.accelerator_type()
     assert kind in (None, "cuda", "xpu", "mps")
     assert (kind is None) == (not torch.accelerator.is_available())
+
+
+def test_a_feed_on_the_cpu_copies(arc: list[str]) -> None:
+    """So that what stands on copies is tested as copies, and no accelerator is asked."""
+    feed, host = device.Feed(CPU), torch.arange(6)
+    begun = feed.start(host)
+    copied = feed.finish(begun)
+    assert torch.equal(copied, host) and copied.data_ptr() != host.data_ptr() and begun.ready is None
+    assert arc == []
+
+
+class Order:
+    """Streams and events that write down what is asked of them."""
+
+    def __init__(self, said: list[str], name: str) -> None:
+        self.said, self.name = said, name
+
+    def __enter__(self) -> None:
+        self.said.append(f"into {self.name}")
+
+    def __exit__(self, *given: object) -> None:
+        self.said.append(f"out of {self.name}")
+
+    def wait_stream(self, other: "Order") -> None:
+        self.said.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event: str) -> None:
+        self.said.append(f"{self.name} waits for {event}")
+
+    def record_event(self) -> str:
+        return f"what {self.name} was asked"
+
+
+def test_a_feed_copies_beside_the_compute_and_after_it_has_let_the_memory_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    compute = Order(said, "compute")
+    monkeypatch.setattr(torch, "Stream", lambda kind: Order(said, f"{kind}'s side"))
+    monkeypatch.setattr(torch, "accelerator", SimpleNamespace(current_stream=lambda: compute))
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: pooled(said))
+    monkeypatch.setattr(torch, "empty", lambda *given, **named: said.append("trial"))
+    empty_like = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda host, device: (said.append("taken"), empty_like(host))[1])
+    feed = device.Feed(XPU)
+    assert said == ["into pool", "trial", "out of pool"]
+    said.clear()
+    begun = feed.start(torch.arange(3))
+    assert feed.finish(begun).tolist() == [0, 1, 2]
+    assert said == [
+        "into pool",
+        "taken",
+        "out of pool",
+        "xpu's side waits for compute",
+        "into xpu's side",
+        "out of xpu's side",
+        "compute waits for what xpu's side was asked",
+    ]
+
+
+def pooled(said: list[str]) -> SimpleNamespace:
+    return SimpleNamespace(MemPool=object, use_mem_pool=lambda pool: Order(said, "pool"))
+
+
+def test_a_feed_without_streams_and_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any, **named: Any) -> Any:
+        raise NotImplementedError("not on this backend")
+
+    monkeypatch.setattr(torch, "Stream", refuse)
+    for backend in (SimpleNamespace(), SimpleNamespace(MemPool=refuse)):
+        monkeypatch.setattr(torch, "get_device_module", lambda kind, found=backend: found)
+        feed = device.Feed(XPU)
+        monkeypatch.setattr(feed, "device", CPU)
+        assert feed.finish(feed.start(torch.arange(3))).tolist() == [0, 1, 2]
+
+
+def test_host_memory_is_pinned_for_a_device_and_plain_where_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    empty, asked = torch.empty, []
+
+    def pin(size: int, dtype: torch.dtype, pin_memory: bool = False) -> torch.Tensor:
+        asked.append(pin_memory)
+        if pin_memory and size > 4:
+            raise RuntimeError("out of pinned memory\nand a trace")
+        return empty(size, dtype=dtype)
+
+    monkeypatch.setattr(torch, "empty", pin)
+    told = [device.host_memory(size, on) for size, on in ((4, CPU), (4, XPU), (GIB // 2**10, XPU))]
+    assert asked == [False, True, True, False]
+    assert [(len(memory), memory.dtype) for memory, _ in told] == [
+        (4, torch.uint8),
+        (4, torch.uint8),
+        (GIB // 2**10, torch.uint8),
+    ]
+    reason = "0.00 GiB of host memory could not be pinned, copies are slower: out of pinned memory"
+    assert [note for _, note in told] == ["", "", reason]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from runtime.data.order import Item, Order, Share, Slot
 from runtime.families import base
 from runtime.families.registry import load_family
 from runtime.index import Index
+from runtime.training import batches as module
 from runtime.training import draws
 from runtime.training.batches import Batches, bucket_name
 
@@ -137,10 +139,65 @@ def test_last_window_is_short_where_the_length_is_a_number_of_epochs(
     assert [len(window) for window in found.windows(1, 3, 3)] == sizes
 
 
-def test_reading_ahead_stops_when_the_loop_does(prepared: Path) -> None:
-    windows = batches(prepared).windows(1, 1000, 1)
+@pytest.mark.parametrize(("accumulation", "read"), [(1, 1 + 16), (3, 3 + 18), (20, 20 + 20)])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_reading_ahead_is_deep_and_stops_when_the_loop_does(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch, workers: int, accumulation: int, read: int
+) -> None:
+    """Sixteen micro-batches or more beyond the step's own, in whole steps, however few threads read."""
+    found = batches(prepared, batch_size=1, workers=workers)
+    done = counted(found, monkeypatch)
+    windows = found.windows(1, 1000, accumulation)
     next(windows)
+    assert waited(done) == read
+    next(windows)
+    assert waited(done) == read + accumulation
     windows.close()
+    assert waited(done) == read + accumulation
+
+
+def test_what_waits_to_be_read_is_given_up_with_the_loop(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = batches(prepared, batch_size=1)
+    read = found.read
+    monkeypatch.setattr(found, "read", lambda folder: (time.sleep(0.05), read(folder))[1])
+    windows = found.windows(1, 1000, 1)
+    next(windows)
+    started = time.monotonic()
+    windows.close()
+    assert time.monotonic() - started < 0.4  # sixteen of them would take 0.8 s
+
+
+@pytest.mark.parametrize(("batch_size", "entries", "read"), [(1, 5, 6), (2, 5, 2 * (1 + 2)), (1, 0.5, 2)])
+def test_reading_ahead_is_bounded_in_bytes(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int, entries: float, read: int
+) -> None:
+    listed = store_of(prepared).manifest()["entries"]
+    largest = max(sum(file["size"] for file in entry["files"].values()) for entry in listed)
+    monkeypatch.setattr(module, "AHEAD_BYTES", int(entries * largest))
+    found = batches(prepared, batch_size=batch_size)
+    done = counted(found, monkeypatch)
+    windows = found.windows(1, 1000, 1)
+    next(windows)
+    assert waited(done) == read
+
+
+def counted(found: Batches, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is read from now on."""
+    done: list[str] = []
+    original = found.read
+    monkeypatch.setattr(found, "read", lambda folder: (done.append(folder), original(folder))[1])
+    return done
+
+
+def waited(done: list[str]) -> int:
+    """How much has been read when nothing was added for a while."""
+    before = -1
+    while before < len(done):
+        before = len(done)
+        time.sleep(0.15)
+    return before
 
 
 @pytest.mark.parametrize("workers", [0, 2])
