@@ -202,12 +202,14 @@ def _config(made: Made, train: dict[str, Any]) -> dict[str, Any]:
 def _plan(config: dict[str, Any], digest: str, device: str) -> dict[str, Any]:
     phase = {
         "components_gib": {"denoiser": 1.0, "activations": 0.5}, "resident_gib": 1.0, "peak_gib": 1.5,
-        "largest": "denoiser",
+        "largest": "denoiser", "reserve_gib": 0.25, "host_gib": {"process": 0.5, "loading": 0.25},
+        "host_peak_gib": 0.75,
     }  # fmt: skip
     return {
         "config_digest": document_digest(config), "dataset_digest": digest, "device": device,
         "family": "qwen-image-edit", "size_multiple": 16, "budget_gib": 8.0, "budget_source": "measured",
-        "margin_gib": 6.5, "choices": {}, "disk": {"needed_gib": 1.0, "free_gib": 50.0},
+        "margin_gib": 6.25, "host_budget_gib": 8.0, "unified_memory": False, "choices": {},
+        "disk": {"needed_gib": 1.0, "free_gib": 50.0},
         "phases": {"cache": phase, "fit": phase, "validate": phase},
         "steps": {"samples": 11, "per_epoch": 11, "planned": STEPS, "checkpoints": 3, "epochs": 5.5},
     }  # fmt: skip

@@ -73,7 +73,8 @@ def forecast(workspace: Workspace, loaded: Loaded, *, smoke: bool) -> Forecast:
 
 
 def _refuse(found: Forecast) -> None:
-    if found.peak_gib > found.plan.budget_gib:
+    fit = found.plan.phases["fit"]
+    if found.peak_gib + fit.reserve_gib > found.plan.budget_gib or found.plan.found.spare_gib(fit) < 0:
         raise UserError(
             f"the fit would peak at {found.peak_gib:.1f} GiB, {found.plan.budget_gib:.1f} GiB may be filled "
             f"({found.plan.budget_source})",

@@ -1,17 +1,22 @@
 """finetune recommend [--steps N] [--force | --keep]"""
 
+from functools import partial
 from pathlib import Path
 
 import click
+import yaml
 
 from runtime import files
 from runtime.commands import common
-from runtime.config.load import load_config
-from runtime.config.recommend import recommend
+from runtime.config.load import load_config, parse
+from runtime.config.model import Config
+from runtime.config.recommend import Value, recommend
 from runtime.data import manifest
+from runtime.data.manifest import Manifest
 from runtime.data.sources import dataset_file
 from runtime.errors import UserError
-from runtime.memory import architecture, plan
+from runtime.memory import architecture, ladder, made, plan
+from runtime.memory.architecture import Architecture
 from runtime.workspace import Workspace
 
 
@@ -48,7 +53,8 @@ def write_config(workspace: Workspace, *, steps: int | None = None, force: bool 
         )
     listed = manifest.load(workspace)
     base = architecture.read(plan.locate_model(workspace, target["model"]))
-    text = recommend(
+    write = partial(
+        recommend,
         listed,
         base,
         model=target["model"],
@@ -56,7 +62,22 @@ def write_config(workspace: Workspace, *, steps: int | None = None, force: bool 
         steps=steps,
         cache_dir=_cache_dir(workspace, target["dataset"]) if listed.layout == "toml" else None,
     )
-    files.write_text(workspace.config_path, text)
+    text = write()
+    needed = _needed(workspace, parse(yaml.safe_load(text)), listed, base)
+    files.write_text(workspace.config_path, write(needed=needed) if needed else text)
+
+
+def _needed(workspace: Workspace, config: Config, listed: Manifest, base: Architecture) -> list[Value]:
+    """What makes it fit into this machine; nothing where its device is not at hand: `finetune plan` then says so."""
+    try:
+        found = plan.look(workspace, config)
+        model = plan.locate_model(workspace, config.model.pretrained_model_name_or_path)
+    except UserError:
+        return []
+    quantized = made.find(workspace, model, config)
+    rungs = ladder.recommended(config, listed, base, found, quantized) or []
+    why = f"or it would not fit into {found.gib:.1f} GiB"
+    return [Value(key=rung.key, value=rung.value, reason=f"{why}; {rung.cost}") for rung in rungs]
 
 
 def _cache_dir(workspace: Workspace, reference: str) -> str | None:

@@ -37,8 +37,12 @@ def recommend(
     device: str,
     steps: int | None = None,
     cache_dir: str | None = None,
+    needed: Sequence[Value] = (),
 ) -> str:
-    """The text of config.yaml; `model` and `device` as the target has them. DataError without samples."""
+    """The text of config.yaml; `model` and `device` as the target has them. DataError without samples.
+
+    `needed`: what has to be as it is there for the machine's memory, in place of what would be written.
+    """
     train = listed.of("train")
     if not train:
         raise DataError("the dataset has no training sample", remedy="finetune dataset")
@@ -67,7 +71,21 @@ def recommend(
         f"# Written by `finetune recommend` for {len(train)} training samples and a base of family "
         f"{base.family.name}.\n# Yours to edit; then `finetune plan`. Every key: schemas/config.schema.json\n"
     )
-    return head + render(values)
+    return head + render(_with(values, needed))
+
+
+def _with(values: Sequence[Value], needed: Sequence[Value]) -> list[Value]:
+    """Those of the same key replaced; others behind the last of their section."""
+    made = list(values)
+    for value in needed:
+        places = [index for index, other in enumerate(made) if other.key == value.key]
+        if places:
+            made[places[0]] = value
+            continue
+        section = value.key.rpartition(".")[0]
+        beside = [index for index, other in enumerate(made) if other.key.rpartition(".")[0] == section]
+        made.insert(beside[-1] + 1 if beside else len(made), value)
+    return made
 
 
 def _model(base: Architecture) -> list[Value]:
@@ -168,6 +186,12 @@ def _train(train: Sequence[Sample], steps: int | None) -> list[Value]:
             value=True,
             reason="a third more time, a tenth of the activations",
         ),
+        Value(
+            key="train.cached_modulation",
+            value="auto",
+            reason="a third of the weights becomes a table, on an accelerator",
+        ),
+        Value(key="train.streamed_blocks", value="auto", reason="none where all fit; else the fewest"),
         Value(key="train.seed", value=42, reason="order, noise and dropout are functions of it"),
     ]
 

@@ -1,17 +1,15 @@
 """What stands in a plan's way, and the mildest change of the config that mends it."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from runtime.config.load import apply_overrides, parse
 from runtime.config.model import Config
 from runtime.data.manifest import Manifest
 from runtime.data.sample import Size
 from runtime.errors import UserError
-from runtime.memory import estimate, work
+from runtime.memory import ladder, techniques
 from runtime.memory.architecture import Architecture
-from runtime.memory.budget import Budget
-from runtime.memory.choices import choose, settings
+from runtime.memory.choice import Case
 from runtime.memory.estimate import Phase
 from runtime.memory.made import Made
 
@@ -21,22 +19,30 @@ SPARE_DISK_GIB = 1.0
 def find_problems(
     config: Config,
     listed: Manifest,
-    base: Architecture,
-    found: Budget,
+    case: Case,
     phases: Mapping[str, Phase],
+    quantized: Mapping[str, Made],
     *,
     disk_needed_gib: float,
     disk_free_gib: float,
-    quantized: Mapping[str, Made] | None = None,
 ) -> tuple[UserError, ...]:
-    """Why the run would fail as configured; empty when nothing is known to be in its way."""
+    """Why the run would fail as configured; empty when nothing is known to be in its way.
+
+    `case` is that of `config` with sizes that the base can be asked for.
+    """
     return (
         *overruled(config, listed),
-        *_size_problems(config, base),
-        *_control_problems(listed, base),
-        *_memory_problems(rounded(config, base), listed, base, found, phases, quantized),
+        *_size_problems(config, case.base),
+        *_control_problems(listed, case.base),
+        *_technique_problems(case),
+        *_memory_problems(case, listed, phases, quantized),
         *_disk_problems(disk_needed_gib, disk_free_gib),
     )
+
+
+def _technique_problems(case: Case) -> list[UserError]:
+    refused = techniques.refused(case)
+    return [] if refused is None else [UserError(refused[0], remedy=refused[1])]
 
 
 def _size_problems(config: Config, base: Architecture) -> list[UserError]:
@@ -117,80 +123,37 @@ def _disk_problems(needed: float, free: float) -> list[UserError]:
 
 
 def _memory_problems(
-    config: Config,
-    listed: Manifest,
-    base: Architecture,
-    found: Budget,
-    phases: Mapping[str, Phase],
-    quantized: Mapping[str, Made] | None,
+    case: Case, listed: Manifest, phases: Mapping[str, Phase], quantized: Mapping[str, Made]
 ) -> list[UserError]:
-    over = [name for name, phase in phases.items() if phase.peak_gib > found.gib]
+    spare = {name: case.found.spare_gib(phase) for name, phase in phases.items()}
+    over = [name for name in spare if spare[name] < 0]
     if not over:
         return []
-    worst = max(over, key=lambda name: phases[name].peak_gib)
+    worst = min(over, key=spare.__getitem__)
     phase = phases[worst]
     message = (
-        f"{' and '.join(over)} would not fit: {worst} peaks at {phase.peak_gib:.1f} GiB, "
-        f"{found.gib:.1f} GiB may be filled ({found.source}); the largest part is {phase.largest} with "
-        f"{phase.components_gib[phase.largest]:.1f} GiB"
+        f"{' and '.join(over)} would not fit: {worst} {_needs(case, phase)}; the largest part is {phase.largest} "
+        f"with {phase.components_gib[phase.largest]:.1f} GiB"
     )
-    return [UserError(message, remedy=_mend(config, listed, base, found, quantized))]
+    return [UserError(message, remedy=_remedy(case, listed, quantized))]
 
 
-def _mend(
-    config: Config,
-    listed: Manifest,
-    base: Architecture,
-    found: Budget,
-    quantized: Mapping[str, Made] | None,
-) -> str:
-    """The mildest changes of the config after which everything fits."""
-
-    def fits(changes: Mapping[str, Any]) -> bool:
-        tried = parse(apply_overrides(document, changes))
-        chosen = settings(tried, base, choose(tried, listed, base, found, quantized))
-        phases = estimate.phases(base, chosen, work.largest(tried, listed, base))
-        return all(phase.peak_gib <= found.gib for phase in phases.values())
-
-    step, size = base.size_multiple, config.data.processor.target_size
-    smaller = [max(step, round(side * 2 / 3) // step * step) for side in size]
-    ladder: list[tuple[str, Any]] = [
-        ("train.gradient_checkpointing", True),
-        ("data.batch_size", 1),
-        ("model.quantize", "nf4"),
-        ("train.mixed_precision", "bf16"),
-        ("cache.devices.text_encoder", "cpu"),
-        ("model.quantize_text_encoder", "nf4"),
-        ("data.processor.target_size", smaller),
-    ]
-    document = config.model_dump(mode="json")
-    changes: dict[str, Any] = {}
-    for key, value in ladder:
-        if _at(document, key) == value:
-            continue
-        changes[key] = value
-        if fits(changes):
-            needed = _needed(changes, fits)
-            return (
-                "set "
-                + ", ".join(f"{name}: {str(v).lower()}" for name, v in needed.items())
-                + " in config.yaml"
-            )
-    return f"no setting makes it fit into {found.gib:.1f} GiB: train on a machine with more memory"
+def _needs(case: Case, phase: Phase) -> str:
+    """Against the limit that it breaks."""
+    found = case.found
+    if phase.needed_gib > found.gib:
+        reserve = f" and reserves {phase.reserve_gib:.1f}" if phase.reserve_gib else ""
+        return (
+            f"peaks at {phase.peak_gib:.1f} GiB{reserve}, {found.gib:.1f} GiB may be filled ({found.source})"
+        )
+    beside = f"takes {phase.host_peak_gib:.1f} GiB of the host's RAM"
+    if found.unified:
+        beside += f" beside {phase.needed_gib:.1f} GiB on the device, which are the same memory"
+    return f"{beside}, {found.host_gib:.1f} GiB of it may be filled"
 
 
-def _needed(changes: Mapping[str, Any], fits: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:
-    """`changes` without those that the fit doesn't depend on."""
-    needed = dict(changes)
-    for key in changes:
-        fewer = {name: value for name, value in needed.items() if name != key}
-        if fits(fewer):
-            needed = fewer
-    return needed
-
-
-def _at(document: Mapping[str, Any], dotted: str) -> Any:
-    value: Any = document
-    for name in dotted.split("."):
-        value = value[name]
-    return value
+def _remedy(case: Case, listed: Manifest, quantized: Mapping[str, Made]) -> str:
+    rungs = ladder.mend(case.config, listed, case.base, case.found, quantized)
+    if rungs is None:
+        return f"no setting makes it fit into {case.found.gib:.1f} GiB: train on a machine with more memory"
+    return "set " + ", ".join(f"{rung.key}: {str(rung.value).lower()}" for rung in rungs) + " in config.yaml"

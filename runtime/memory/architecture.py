@@ -25,6 +25,21 @@ PUBLISHED_VAE = (96, 126.9e6)  # base_dim and parameters of Qwen-Image's VAE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """Of a part of a model."""
+
+    packable: int
+    """Weights that NF4 takes."""
+    plain: int
+    """Biases and norms."""
+
+
+def is_modulation(name: str) -> bool:
+    """Whether a linear is a function of the embedded sigma alone, or embeds it."""
+    return name.endswith("_mod.1") or name == "norm_out.linear" or name.startswith("time_text_embed.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Denoiser:
     layers: int
     dim: int
@@ -33,11 +48,54 @@ class Denoiser:
     block_linears: dict[str, Linear]
     """The linears of one block; these are what NF4 quantizes."""
     outer_linears: dict[str, Linear]
+    heads: int
+    control_rows: bool = False
+    """Control tokens are modulated as at sigma 0 (2511), by a row of their own."""
 
     @property
     def quantizable(self) -> int:
         """Weights, biases left out, of all linears in blocks."""
-        return self.layers * sum(a * b for a, b in self.block_linears.values())
+        return self.layers * self.block().packable
+
+    def block(self, *, modulation: bool = True) -> "Numbers":
+        """Of one block, with or without the linears that a table of modulations replaces."""
+        linears = [
+            shape for name, shape in self.block_linears.items() if modulation or not is_modulation(name)
+        ]
+        norms = 4 * self.dim // self.heads  # of q and k of both streams
+        return Numbers(
+            packable=sum(a * b for a, b in linears), plain=sum(outputs for _, outputs in linears) + norms
+        )
+
+    def outside(self, *, modulation: bool = True) -> int:
+        """Numbers outside the blocks, with or without those that a table of modulations replaces."""
+        block = self.block()
+        total = self.parameters - self.layers * (block.packable + block.plain)
+        replaced = [shape for name, shape in self.outer_linears.items() if is_modulation(name)]
+        return total if modulation else total - sum(a * b + b for a, b in replaced)
+
+    @property
+    def row_numbers(self) -> int:
+        """In a row of the table: each modulation as wide as the widest, the output's too."""
+        return (2 * self.layers + 1) * 6 * self.dim
+
+    @property
+    def widest(self) -> int:
+        """Weights of the largest linear that every token passes."""
+        return max(a * b for name, (a, b) in self.block_linears.items() if not is_modulation(name))
+
+    def targeted(self, targets: Targets) -> list[str]:
+        """Names of all linears that `targets` means. Raises ConfigError for a target that means none."""
+        return matching(list(self.linears), targets)
+
+    @property
+    def linears(self) -> dict[str, Linear]:
+        """By dotted name, all of them."""
+        return {
+            f"transformer_blocks.{layer}.{name}": shape
+            for layer in range(self.layers)
+            for name, shape in self.block_linears.items()
+        } | self.outer_linears
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +210,8 @@ def _denoiser(folder: Path) -> Denoiser:
         parameters=count_parameters(folder) or counted,
         block_linears=block,
         outer_linears=outer,
+        heads=config["num_attention_heads"],
+        control_rows=bool(config.get("zero_cond_t", False)),
     )
 
 
@@ -226,10 +286,6 @@ def adapter_parameters(denoiser: Denoiser, rank: int, targets: Targets, *, dora:
 
     Raises ConfigError for a target that means none.
     """
-    linears = {
-        f"transformer_blocks.{layer}.{name}": shape
-        for layer in range(denoiser.layers)
-        for name, shape in denoiser.block_linears.items()
-    } | denoiser.outer_linears
+    linears = denoiser.linears
     chosen = [linears[name] for name in matching(list(linears), targets)]
     return sum(rank * (inputs + outputs) + outputs * dora for inputs, outputs in chosen)

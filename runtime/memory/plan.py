@@ -10,25 +10,26 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from runtime.adaptation.choices import recorded
+from runtime.adaptation.choices import probed, recorded
 from runtime.config.load import Loaded
 from runtime.config.model import Config
 from runtime.config.prompts import gathered, prompts_of, refuse_broken_sizes
 from runtime.data import manifest, order
 from runtime.data.manifest import Manifest
-from runtime.errors import DataError, UserError
+from runtime.errors import ConfigError, DataError, UserError
 from runtime.files import GIB
-from runtime.memory import architecture, budget, estimate, made, work
+from runtime.memory import architecture, budget, estimate, made, techniques
 from runtime.memory.advice import find_problems, overruled, rounded
 from runtime.memory.architecture import Architecture
 from runtime.memory.budget import Budget
-from runtime.memory.choices import Choice as Choice
-from runtime.memory.choices import choose, settings
-from runtime.memory.estimate import Phase, Work
+from runtime.memory.choice import Case
+from runtime.memory.choice import Choice as Choice
+from runtime.memory.choices import choose_for
+from runtime.memory.estimate import Phase
 from runtime.memory.made import Made
 from runtime.workspace import EXTERNAL, Workspace
 
-EVIDENCE = "04-plan"
+EVIDENCE, HOST_EVIDENCE = "04-plan", "01-host"
 NUMBER_BYTES = 4  # of an adapter
 
 
@@ -48,8 +49,7 @@ class Plan:
     family: str
     size_multiple: int
     device: str
-    budget_gib: float
-    budget_source: str
+    found: Budget
     dataset_digest: str
     config_digest: str
     phases: dict[str, Phase]
@@ -61,8 +61,17 @@ class Plan:
     """Why the run would fail as configured; empty when nothing is known to be in its way."""
 
     @property
+    def budget_gib(self) -> float:
+        return self.found.gib
+
+    @property
+    def budget_source(self) -> str:
+        return self.found.source
+
+    @property
     def margin_gib(self) -> float:
-        return self.budget_gib - max(phase.peak_gib for phase in self.phases.values())
+        """What the phase that needs the most leaves of the tightest limit: the device's, or that of both together."""
+        return min(self.found.spare_gib(phase) for phase in self.phases.values())
 
     def to_json(self) -> dict[str, Any]:
         """The data of evidence 04-plan."""
@@ -72,6 +81,8 @@ class Plan:
             "device": self.device,
             "budget_gib": self.budget_gib,
             "budget_source": self.budget_source,
+            "host_budget_gib": self.found.host_gib,
+            "unified_memory": self.found.unified,
             "margin_gib": self.margin_gib,
             "dataset_digest": self.dataset_digest,
             "config_digest": self.config_digest,
@@ -88,15 +99,21 @@ def _phase_json(phase: Phase) -> dict[str, Any]:
         "resident_gib": phase.resident_gib,
         "peak_gib": phase.peak_gib,
         "largest": phase.largest,
+        "reserve_gib": phase.reserve_gib,
+        "host_gib": phase.host_gib,
+        "host_peak_gib": phase.host_peak_gib,
     }
 
 
-def make_plan(workspace: Workspace, loaded: Loaded) -> Plan:
-    """The plan for the workspace's dataset and `loaded`. Raises UserError where one can't be made."""
+def make_plan(workspace: Workspace, loaded: Loaded, found: Budget | None = None) -> Plan:
+    """The plan for the workspace's dataset and `loaded`, on this machine or within `found`.
+
+    Raises UserError where one can't be made.
+    """
     listed = manifest.load(workspace)
     model = locate_model(workspace, loaded.config.model.pretrained_model_name_or_path)
     base = architecture.read(model)
-    found = look(workspace, loaded.config)
+    found = found or look(workspace, loaded.config)
     _refuse_empty(listed)
     refuse_broken_sizes(prompts_of(loaded.config, workspace), base.size_multiple)
     loaded = replace(loaded, config=gathered(loaded.config, workspace))
@@ -121,18 +138,16 @@ def draw(
     quantized: Mapping[str, Made] | None = None,
 ) -> Plan:
     """The plan, from data alone. What step 06 made is counted as it lies there."""
-    config = rounded(loaded.config, base)
-    choices = choose(config, listed, base, found, quantized)
-    largest = work.largest(config, listed, base)
-    phases = estimate.phases(base, settings(config, base, choices), largest)
-    steps = _steps(config, listed, base)
-    needed = _disk_gib(config, listed, base, largest, steps)
+    quantized = quantized or {}
+    case = Case.of(rounded(loaded.config, base), listed, base, found)
+    choices = choose_for(case, quantized)
+    phases, steps = case.phases(choices), _steps(case.config, listed, base)
+    needed = _disk_gib(case, choices, listed, steps)
     return Plan(
         family=base.family.name,
         size_multiple=base.size_multiple,
         device=found.device,
-        budget_gib=found.gib,
-        budget_source=found.source,
+        found=found,
         dataset_digest=listed.dataset_digest,
         config_digest=loaded.digest,
         phases=phases,
@@ -143,18 +158,25 @@ def draw(
         problems=find_problems(
             loaded.config,
             listed,
-            base,
-            found,
+            case,
             phases,
+            quantized,
             disk_needed_gib=needed,
             disk_free_gib=disk_free_gib,
-            quantized=quantized,
         ),
     )
 
 
 def resolve_choices(workspace: Workspace, config: Config) -> dict[str, Choice]:
     """Value and reason of every key that the config left to the machine, by dotted key."""
+    case, quantized = at_hand(workspace, config)
+    if (refusal := techniques.refused(case)) is not None:
+        raise ConfigError(refusal[0], remedy=refusal[1])
+    return choose_for(case, quantized)
+
+
+def at_hand(workspace: Workspace, config: Config) -> tuple[Case, dict[str, Made]]:
+    """`config` on this machine, for the dataset as it was listed, and by component what step 06 made."""
     listed = manifest.standing(workspace)
     _refuse_empty(listed)
     for problem in overruled(config, listed):
@@ -162,7 +184,7 @@ def resolve_choices(workspace: Workspace, config: Config) -> dict[str, Choice]:
     model = locate_model(workspace, config.model.pretrained_model_name_or_path)
     base, found = architecture.read(model), look(workspace, config)
     config = gathered(config, workspace)
-    return choose(config, listed, base, found, made.find(workspace, model, config))
+    return Case.of(config, listed, base, found), made.find(workspace, model, config)
 
 
 def _refuse_empty(listed: Manifest) -> None:
@@ -172,8 +194,9 @@ def _refuse_empty(listed: Manifest) -> None:
 
 def look(workspace: Workspace, config: Config) -> Budget:
     """The device of `config`, what may be filled there, and what step 05 settled for it."""
-    found = budget.find(config.hardware.device)
-    return replace(found, measured=recorded(workspace, found.device))
+    found = budget.find(config.hardware, workspace.evidence(HOST_EVIDENCE))
+    device = found.device
+    return replace(found, measured=recorded(workspace, device), probes=probed(workspace, device))
 
 
 def locate_model(workspace: Workspace, reference: str) -> Path:
@@ -214,17 +237,26 @@ def _steps(config: Config, listed: Manifest, base: Architecture) -> Steps:
     )
 
 
-def _disk_gib(config: Config, listed: Manifest, base: Architecture, largest: Work, steps: Steps) -> float:
-    """The cache, every checkpoint that is kept, and the rolling one twice, for it is replaced by rename."""
-    lora = config.model.lora
-    parameters = architecture.adapter_parameters(
-        base.denoiser, lora.r, lora.target_modules, dora=lora.use_dora
-    )
-    adapter = parameters * NUMBER_BYTES
+def _disk_gib(case: Case, choices: Mapping[str, Choice], listed: Manifest, steps: Steps) -> float:
+    """The cache, every checkpoint that is kept, the rolling one twice, for it is replaced by rename, and the table."""
+    config, base, largest = case.config, case.base, case.largest
+    made = case.settings(choices)
+    adapter = made.adapter_parameters * NUMBER_BYTES
     kept = min(steps.checkpoints, config.train.checkpoints_total_limit or steps.checkpoints)
     latents = 64 * largest.image_tokens
     prompts = 2 if config.data.caption_dropout_rate > 0 or config.validation.guidance_scale > 1 else 1
     entry = (latents + prompts * largest.text_tokens * base.text_encoder.hidden) * NUMBER_BYTES
     entries = len(listed.samples) + len(config.validation.samples)
-    rolling = 2 * (2 * adapter + adapter // NUMBER_BYTES * estimate.ADAM_BYTES)
-    return (entries * entry + kept * adapter + rolling) / GIB
+    rolling = 2 * (2 * adapter + made.adapter_parameters * estimate.ADAM_BYTES)
+    table = (
+        _sigmas(case, steps) * base.denoiser.row_numbers * made.dtype_bytes if made.cached_modulation else 0
+    )
+    return (entries * entry + kept * adapter + rolling + table) / GIB
+
+
+def _sigmas(case: Case, steps: Steps) -> int:
+    """Of all steps, the probe, and a sampler of each length in use: a row of the table of modulations for each."""
+    train, validation = case.config.train, case.config.validation
+    drawn = steps.planned * train.gradient_accumulation_steps * case.largest.batch_size
+    lengths = {validation.num_inference_steps, *(ask.num_inference_steps or 0 for ask in validation.samples)}
+    return drawn + train.probe_samples * train.probe_draws + sum(lengths)

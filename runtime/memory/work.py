@@ -16,6 +16,7 @@ TEMPLATE_TOKENS = (
 )
 PICTURE_TOKENS = 8  # around each picture: two marks and, where there are several, `Picture 1: `
 BYTES_PER_TOKEN = 3  # of a caption in UTF-8; a careful guess, English has 4 to 5
+LATENT_BYTES = 4  # of a number in the cache, at most
 EMBEDDING_BYTES = {"fp32": 4, "bf16": 2}
 
 
@@ -48,10 +49,15 @@ def largest(config: Config, listed: Manifest, base: Architecture) -> Work:
         text_tokens=most.text_tokens,
         image_tokens=most.image_tokens,
         batch_size=most.batch_size,
-        encoded_at_once=config.cache.batch_size,
+        entry_bytes=float(sum(_entry_numbers(work, base) for work in works) * LATENT_BYTES),
         painted_pixels=max((pixels for pixels, _ in painted), default=0),
         painted_tokens=max((tokens for _, tokens in painted), default=0),
     )
+
+
+def _entry_numbers(work: Work, base: Architecture) -> int:
+    channels = base.family.latent_channels * base.denoiser.patch**2
+    return channels * work.image_tokens + base.text_encoder.hidden * work.text_tokens
 
 
 def _painted(config: Config, base: Architecture) -> Iterator[tuple[int, int]]:

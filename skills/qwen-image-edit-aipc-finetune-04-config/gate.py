@@ -304,7 +304,8 @@ def device_matches_host(e: Configured) -> Finding:
     why="a plan that does not fit ends in an out-of-memory error, or in hours of paging",
 )
 def memory_plan_fits(e: Configured) -> Finding:
-    """Made for this config; components added up anew; each phase's peak within the budget; the disk."""
+    """Made for this config; components added up anew; peak and reserve of each phase within the budget, host memory
+    within its own, or both within the one that they share; the disk."""
     plan, digest = e.plan.get(), e.config_digest.get()
     if plan["config_digest"] != digest:
         return failed(
@@ -314,32 +315,55 @@ def memory_plan_fits(e: Configured) -> Finding:
             remedy="finetune plan",
         )
     faults = [line for name in PHASES for line in _phase_faults(name, plan)]
-    peaks = {name: plan["phases"][name]["peak_gib"] for name in PHASES}
-    if not abs(plan["budget_gib"] - max(peaks.values()) - plan["margin_gib"]) <= ROUNDING_GIB:
+    spare = {name: _spare_gib(plan["phases"][name], plan) for name in PHASES}
+    if not abs(min(spare.values()) - plan["margin_gib"]) <= ROUNDING_GIB:
         faults.append(f"margin: {plan['margin_gib']:.2f} GiB is not what the largest phase leaves")
     disk = plan["disk"]
     if not disk["needed_gib"] <= disk["free_gib"]:
         faults.append(f"disk: {disk['needed_gib']:.1f} GiB needed, {disk['free_gib']:.1f} free")
-    largest = max(peaks, key=peaks.__getitem__)
+    largest = min(spare, key=spare.__getitem__)
+    beside = "host included" if plan["unified_memory"] else f"{plan['host_budget_gib']:.2f} of the host"
     return verdict_of(
         not faults,
         listing(faults) or f"{largest} is the largest, {plan['phases'][largest]['largest']} its largest part",
-        expected=f"at most {plan['budget_gib']:.2f} ({plan['budget_source']})",
-        observed=peaks,
+        expected=f"at most {plan['budget_gib']:.2f} ({plan['budget_source']}), {beside}",
+        observed={name: plan["phases"][name]["peak_gib"] for name in PHASES},
         unit="GiB",
         evidence=(EvidenceRef(path=PLAN, locator="/data/phases"),),
     )
 
 
 def _phase_faults(name: str, plan: dict[str, Any]) -> Iterator[str]:
-    phase, budget = plan["phases"][name], plan["budget_gib"]
-    total = sum(phase["components_gib"].values())
-    if not abs(total - phase["peak_gib"]) <= ROUNDING_GIB * max(1, len(phase["components_gib"])):
-        yield f"{name}: components add up to {total:.2f} GiB, the plan says {phase['peak_gib']:.2f}"
+    phase, budget, host_budget = plan["phases"][name], plan["budget_gib"], plan["host_budget_gib"]
+    sums = {"components": ("components_gib", "peak_gib"), "host memory": ("host_gib", "host_peak_gib")}
+    for what, (parts, peak) in sums.items():
+        total = sum(phase[parts].values())
+        if not abs(total - phase[peak]) <= ROUNDING_GIB * max(1, len(phase[parts])):
+            yield f"{name}: {what} adds up to {total:.2f} GiB, the plan says {phase[peak]:.2f}"
     if not phase["resident_gib"] <= phase["peak_gib"] + ROUNDING_GIB:
         yield f"{name}: resident {phase['resident_gib']:.2f} GiB exceeds the peak {phase['peak_gib']:.2f}"
-    if not max(total, phase["peak_gib"]) <= budget:
-        yield f"{name}: {max(total, phase['peak_gib']):.2f} GiB at its peak, the budget is {budget:.2f}"
+    if plan["device"] != "cpu" and not phase["reserve_gib"] > 0:
+        yield f"{name}: nothing is reserved for the allocator and the device's context"
+    device, host = _needed_gib(phase)
+    if not device <= budget:
+        yield f"{name}: {device:.2f} GiB at its peak with its reserve, the budget is {budget:.2f}"
+    if not host <= host_budget:
+        yield f"{name}: {host:.2f} GiB of the host's memory, its budget is {host_budget:.2f}"
+    if plan["unified_memory"] and not device + host <= host_budget:
+        yield f"{name}: {device + host:.2f} GiB of the memory that device and host share, of {host_budget:.2f}"
+
+
+def _needed_gib(phase: dict[str, Any]) -> tuple[float, float]:
+    """On the device with its reserve, and in host memory: the larger of what is told and what adds up."""
+    device = max(sum(phase["components_gib"].values()), phase["peak_gib"]) + phase["reserve_gib"]
+    return device, max(sum(phase["host_gib"].values()), phase["host_peak_gib"])
+
+
+def _spare_gib(phase: dict[str, Any], plan: dict[str, Any]) -> float:
+    """What a phase leaves of the tightest limit."""
+    device = phase["peak_gib"] + phase["reserve_gib"]
+    together = phase["host_peak_gib"] + (device if plan["unified_memory"] else 0.0)
+    return float(min(plan["budget_gib"] - device, plan["host_budget_gib"] - together))
 
 
 def judge(evidence: Configured) -> list[Check]:

@@ -327,7 +327,7 @@ def test_a_skip_of_06_is_stale_when_the_plan_no_longer_fits(
 ) -> None:
     made, snapshot = healthy("nf4-skipped")
     try:
-        _data("04-plan", lambda d: d.update(budget_gib=free_gib, margin_gib=free_gib - 1.5))(made)
+        _data("04-plan", lambda d: d.update(budget_gib=free_gib, margin_gib=free_gib - 1.75))(made)
         assert judged(made, "06").verdict == verdict
     finally:
         snapshot.restore()

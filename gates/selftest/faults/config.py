@@ -40,6 +40,17 @@ def _fit(**values: Any) -> Spoil:
     return _plan(lambda data: data["phases"]["fit"].update(values))
 
 
+def _reserved(reserve_gib: float, margin_gib: float) -> Spoil:
+    """Of every phase."""
+
+    def change(data: dict[str, Any]) -> None:
+        data["margin_gib"] = margin_gib
+        for phase in data["phases"].values():
+            phase["reserve_gib"] = reserve_gib
+
+    return _plan(change)
+
+
 def _target(**values: Any) -> Spoil:
     return lambda made: made.edit(".gates/target.json", lambda document: document.update(values))
 
@@ -176,9 +187,40 @@ FAULTS: tuple[Fault, ...] = (
         {"memory-plan-fits"},
         lambda m: (
             _fit(components_gib={"denoiser": 8.5}, peak_gib=8.5, resident_gib=7.0)(m),
-            _plan(lambda d: d.update(margin_gib=-0.5))(m),
+            _plan(lambda d: d.update(margin_gib=-0.75))(m),
         ),
     ),
+    fault(
+        "a peak that fits, but not with its reserve",
+        {"memory-plan-fits"},
+        lambda m: (
+            _fit(components_gib={"denoiser": 7.9}, peak_gib=7.9, resident_gib=7.0)(m),
+            _plan(lambda d: d.update(margin_gib=-0.15))(m),
+        ),
+    ),
+    fault("no reserve on an accelerator", {"memory-plan-fits"}, _reserved(0.0, 6.5), shape="xpu"),
+    fault(
+        "the host's RAM overfilled",
+        {"memory-plan-fits"},
+        lambda m: (
+            _fit(host_gib={"streamed_blocks": 8.2}, host_peak_gib=8.2)(m),
+            _plan(lambda d: d.update(margin_gib=-0.2))(m),
+        ),
+    ),
+    fault(
+        "device and host too much for the memory that they share",
+        {"memory-plan-fits"},
+        lambda m: (
+            _fit(host_gib={"streamed_blocks": 6.4}, host_peak_gib=6.4)(m),
+            _plan(lambda d: d.update(unified_memory=True, margin_gib=-0.15))(m),
+        ),
+    ),
+    fault(
+        "a margin that leaves the shared memory out",
+        {"memory-plan-fits"},
+        _plan(lambda d: d.update(unified_memory=True)),
+    ),
+    fault("host memory that doesn't add up", {"memory-plan-fits"}, _fit(host_peak_gib=0.5)),
     fault("components that don't add up", {"memory-plan-fits"}, _fit(components_gib={"denoiser": 7.4})),
     fault("a margin that isn't there", {"memory-plan-fits"}, _plan(lambda d: d.update(margin_gib=7.5))),
     fault("resident above peak", {"memory-plan-fits"}, _fit(resident_gib=1.9)),

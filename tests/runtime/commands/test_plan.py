@@ -1,4 +1,6 @@
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -9,6 +11,7 @@ from runtime import files
 from runtime.commands import dataset, recommend
 from runtime.commands.plan import command
 from runtime.memory import budget
+from runtime.memory.machines import MACHINES
 from runtime.memory.plan import EVIDENCE
 from runtime.workspace import Workspace
 
@@ -64,6 +67,54 @@ def test_every_problem_is_told(configured: Workspace, monkeypatch: pytest.Monkey
     monkeypatch.setattr(budget, "ram_gib", lambda: 0.5)
     stderr = plan(configured).stderr
     assert "expected multiples of 16" in stderr and "would not fit" in stderr
+
+
+def test_a_plan_for_another_machine_is_shown_and_not_recorded(configured: Workspace) -> None:
+    result = plan(configured, "--for", "pc16-raised")
+    assert result.exit_code == 0, result.output
+    assert "the graphics of pc16-raised may fill" in result.stdout
+    assert any(line.split()[:2] == ["pc16-raised", "yes"] for line in result.stdout.splitlines())
+    assert configured.evidence(EVIDENCE) is None
+    refused = plan(configured, "--for", "pc8")
+    assert refused.exit_code == 2 and "pc16-raised" in refused.output
+
+
+def test_all_machines_have_a_row_whatever_config_says_of_this_one(
+    configured: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without torch, which only a plan for this machine asks for; and a limit of this machine is no other's."""
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it would raise
+    text = configured.config_path.read_text(encoding="utf-8").replace(
+        "hardware:", "hardware:\n  memory_limit_gib: 0.1\n  unified_memory: true"
+    )
+    configured.config_path.write_text(text, encoding="utf-8")
+    answers = json.loads(plan(configured, "--for", "all", "--json").stdout)
+    assert [answer["machine"] for answer in answers] == list(MACHINES)
+    assert all(answer["fits"] and answer["changes"] == {} for answer in answers)
+    card, shared = (next(a["plan"] for a in answers if a["machine"] == name) for name in ("card24", "pc32"))
+    assert (card["unified_memory"], shared["unified_memory"]) == (False, True)
+    assert card["device"] == "xpu" and card["budget_gib"] == pytest.approx(22.8)
+
+
+def test_what_has_to_change_elsewhere_is_told(configured: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine so small that the embedded base is too large for it."""
+    text = configured.config_path.read_text(encoding="utf-8")
+    text = text.replace("gradient_checkpointing: true", "gradient_checkpointing: false")
+    text = text.replace("[64, 64]", "[256, 256]").replace("batch_size: 1 ", "batch_size: 8 ")
+    configured.config_path.write_text(
+        text.replace("streamed_blocks: auto", "streamed_blocks: 0"), encoding="utf-8"
+    )
+    (answer,) = json.loads(plan(configured, "--for", "card24", "--json").stdout)
+    without = answer["plan"]["phases"]["fit"]
+    small = replace(
+        MACHINES["card24"], offered_gib=0.97 * (without["peak_gib"] + without["reserve_gib"]) / 0.95
+    )
+    monkeypatch.setitem(MACHINES, "card24", small)
+    (answer,) = json.loads(plan(configured, "--for", "card24", "--json").stdout)
+    assert answer["fits"] and answer["changes"] and answer["plan"]["margin_gib"] >= 0
+    assert answer["plan"]["phases"]["fit"]["peak_gib"] < without["peak_gib"]
+    shown = plan(configured, "--for", "card24").stdout
+    assert all(f"{key}: " in shown for key in answer["changes"])
 
 
 @pytest.mark.parametrize(("text", "message"), [("model: on", "config.yaml"), (None, "is missing")])

@@ -1,12 +1,16 @@
 import json
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 
 from runtime.commands import dataset
 from runtime.commands.init import write_target
 from runtime.commands.recommend import command
 from runtime.config.load import load_config
+from runtime.errors import UserError
+from runtime.memory import ladder, plan
+from runtime.memory.ladder import Rung
 from runtime.workspace import Workspace
 
 
@@ -70,3 +74,33 @@ def test_a_dataset_files_cache_directory_becomes_the_cache(workspace: Workspace,
     assert recommend(workspace).exit_code == 0
     kept = load_config(workspace.config_path).config.cache.cache_dir
     assert workspace.resolve(kept) == listed.parent / "disk" / "c"
+
+
+def test_what_the_machines_memory_asks_for_is_written_with_its_reason(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that is written anyhow is changed where it stands; another comes to the end of its section."""
+    dataset.scan(workspace)
+    rungs = [
+        Rung(key="train.gradient_checkpointing", value=2, cost="several at once"),
+        Rung(key="cache.vae", value="folded", cost="equal to rounding"),
+    ]
+    monkeypatch.setattr(ladder, "recommended", lambda *given: rungs)
+    text = recommend(workspace).stdout
+    config = load_config(workspace.config_path).config
+    assert config.train.gradient_checkpointing == 2 and config.cache.vae == "folded"
+    assert text.count("gradient_checkpointing") == 1 and text.count("\ncache:") == 1
+    assert text.count("or it would not fit into") == 2 and "; equal to rounding" in text
+
+
+def test_a_machine_that_is_not_at_hand_is_left_to_the_plan(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset.scan(workspace)
+
+    def absent(*given: Any) -> Any:
+        raise UserError("device xpu is not there", remedy="install torch")
+
+    monkeypatch.setattr(plan, "look", absent)
+    assert recommend(workspace).exit_code == 0
+    assert "would not fit" not in workspace.config_path.read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ import pytest
 
 from runtime.config.targets import PRESETS, Targets
 from runtime.memory import architecture
+from runtime.memory.architecture import is_modulation
 
 pytest.importorskip("diffusers")
 torch = pytest.importorskip("torch")
@@ -51,6 +52,15 @@ def test_counted_tensors_are_those_of_the_class(make_model: object) -> None:
     assert base.denoiser.block_linears == inside
     assert base.denoiser.outer_linears == outside
     assert base.denoiser.parameters == sum(parameter.numel() for parameter in model.parameters())
+    replaced = base.family.move_modulation(linears)
+    assert {name for name in linears if is_modulation(name)} == set(replaced)
+    numbers = sum(p.numel() for name in replaced for p in model.get_submodule(name).parameters())
+    live, table = (
+        base.denoiser.layers * (block.packable + block.plain) + base.denoiser.outside(modulation=on)
+        for on in (True, False)
+        for block in [base.denoiser.block(modulation=on)]
+    )
+    assert live == base.denoiser.parameters and live - table == numbers
 
 
 @pytest.mark.parametrize("dora", [False, True])

@@ -25,7 +25,7 @@ TINY = {
 
 
 def budget(gib: float = 100.0, device: str = "cpu") -> Budget:
-    return Budget(device=device, reason="because", gib=gib, source="a test")
+    return Budget(device=device, reason="because", gib=gib, source="a test", host_gib=500.0)
 
 
 @pytest.fixture
@@ -218,18 +218,41 @@ def test_edit_plus_takes_several_controls(draw: Any) -> None:
     assert draw(controls=3, family="qwen-image-edit-plus").problems == ()
 
 
+WHOLE = {"train.streamed_blocks": 0}
 MENDS = [
-    ({"model.quantize": "none"}, 30.0, "set model.quantize: nf4 in config.yaml"),
-    ({"train.gradient_checkpointing": False}, 20.0, "set train.gradient_checkpointing: true in config.yaml"),
+    ({**WHOLE, "model.quantize": "none"}, 28.0, "model.quantize: nf4"),
+    ({**WHOLE, "train.gradient_checkpointing": False}, 22.0, "train.gradient_checkpointing: selective"),
+    ({**WHOLE, "train.gradient_checkpointing": False}, 10.5, "train.gradient_checkpointing: true"),
+    ({**WHOLE, "train.cached_modulation": False}, 11.0, "train.cached_modulation: true"),
     (
-        {"data.processor.target_size": [768, 1344]},
+        {**WHOLE, "data.processor.target_size": [1024, 1024], "data.processor.controls_size": [1024, 1024]},
         13.5,
-        "set data.processor.target_size: [512, 896] in config.yaml",
+        "train.gradient_checkpointing: 2",
+    ),
+    ({"data.processor.target_size": [1024, 1024]}, 5.0, "data.processor.target_size: [672, 672]"),
+    ({"data.batch_size": 6}, 4.5, "data.batch_size: 1"),
+    (
+        {**WHOLE, "data.processor.target_size": [1024, 1024]},
+        8.0,
+        "train.streamed_blocks: auto",
     ),
     (
-        {"model.quantize": "none", "cache.devices.text_encoder": "xpu"},
-        14.0,
-        "set model.quantize: nf4, cache.devices.text_encoder: cpu in config.yaml",
+        {
+            "train.gradient_checkpointing": False,
+            "train.streamed_blocks": 0,
+            "cache.devices.text_encoder": "xpu",
+        },
+        12.0,
+        "train.gradient_checkpointing: selective, model.quantize_text_encoder: nf4",
+    ),
+    (
+        {
+            "cache.devices.text_encoder": "cpu",
+            "cache.batch_size": 8,
+            "data.processor.target_size": [1024, 1024],
+        },
+        14.5,
+        "cache.vae: folded",
     ),
 ]
 
@@ -240,7 +263,7 @@ def test_mildest_change_that_fits_is_named(
 ) -> None:
     published = {"data.processor.target_size": [384, 672], **overrides}
     drawn = draw(published, budget(gib, "xpu"), real=True)
-    assert [problem.remedy for problem in drawn.problems] == [remedy]
+    assert [problem.remedy for problem in drawn.problems] == [f"set {remedy} in config.yaml"]
 
 
 def test_workspace_plan_and_choices_agree(workspace: Workspace) -> None:
