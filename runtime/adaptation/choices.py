@@ -8,7 +8,7 @@ from typing import Any
 from runtime.adaptation.probes import Finding
 from runtime.config.model import Config
 from runtime.errors import ConfigError
-from runtime.memory.choices import Choice
+from runtime.memory.choice import Choice
 from runtime.workspace import Workspace
 
 EVIDENCE = "05-adaptation"
@@ -42,7 +42,7 @@ FALLBACKS = {
     "attention-backends": Fallback(
         settings={}, instead="nothing: what torch picks for attention has to be right"
     ),
-    "compile": Fallback(settings={}, instead="eager execution, which is what the fit uses"),
+    "compile": Fallback(settings={"train.compile": False}, instead="eager execution"),
 }
 
 # Explicit values that rest on what a probe tried, by dotted key.
@@ -52,6 +52,7 @@ RESTS_ON: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "model.quantize": ("nf4-layer", lambda value: value == "nf4"),
     "model.quantize_text_encoder": ("nf4-layer", lambda value: value == "nf4"),
     "data.batch_size": ("masked-sdpa", lambda value: value > 1),
+    "train.compile": ("compile", lambda value: value is True),
 }
 
 
@@ -97,6 +98,12 @@ def recorded(workspace: Workspace, device: str) -> dict[str, Choice] | None:
         key: Choice(value=choice["value"], reason=f"auto: step 05: {choice['reason']}")
         for key, choice in data["choices"].items()
     }
+
+
+def probed(workspace: Workspace, device: str) -> dict[str, dict[str, Any]] | None:
+    """By name, what step 05 probed on `device`; None as for `recorded`."""
+    data = _data(workspace, device)
+    return None if data is None else {probe["name"]: probe for probe in data["probes"]}
 
 
 def refuse_broken(workspace: Workspace, config: Config, device: str) -> None:

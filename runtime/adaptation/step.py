@@ -17,14 +17,15 @@ from torch.overrides import TorchFunctionMode
 from runtime import demo
 from runtime import device as devices
 from runtime.adaptation.parity import EMBEDDED_BASE
-from runtime.config.learning import Optimizer, OptimizerArguments
+from runtime.config.learning import Checkpointing, Optimizer, OptimizerArguments
 from runtime.config.model import Lora
 from runtime.families import base
 from runtime.families.base import Conditioning, Family
 from runtime.families.registry import load_family
+from runtime.memory import checkpointing
 from runtime.training import draws, optimizers, trainables
 from runtime.training.batches import MicroBatch
-from runtime.training.objective import Draw, FlowMatching, predictor
+from runtime.training.objective import Draw, FlowMatching, Predictor
 from runtime.training.trainables import Adapter
 
 EMBEDDED = Path(demo.__file__).resolve().parent / "base"
@@ -48,7 +49,7 @@ class Setup:
     precision: str
     """no or bf16, as train.mixed_precision"""
     optimizer: str
-    checkpointing: bool
+    checkpointing: Checkpointing
     masked: bool
     """two samples whose prompts differ in length, else one"""
 
@@ -68,8 +69,7 @@ def take(setup: Setup) -> Taken:
     family = load_family(EMBEDDED)
     denoiser = make_base(setup.base, family, where.type, dtype)
     frozen = list(denoiser.parameters())
-    if setup.checkpointing:
-        denoiser.enable_gradient_checkpointing()
+    checkpointing.apply(denoiser, setup.checkpointing, family.facts.blocks, dropout=False, compiled=False)
     adapter = _adapter(denoiser)
     denoiser.train()
     named = adapter.named_parameters()
@@ -80,7 +80,7 @@ def take(setup: Setup) -> Taken:
     objective = FlowMatching(family=family, seed=SEED)
     watch = Watch(denoiser.get_submodule(family.facts.blocks))
     with watch:
-        predict = predictor(family, denoiser, where, dtype)
+        predict = Predictor(family, denoiser, where, dtype)
         losses = objective.losses(predict, batch.target, batch.conditioning, make_draw(batch))
     loss = losses.sum() / len(batch.ids)
     torch.autograd.backward(loss)

@@ -11,15 +11,14 @@ from gates.evidence import Reading, attempt
 from gates.verdict import Check, EvidenceRef
 from gates.workspace import Workspace
 
-# Each probe, and the settings that avoid what it tried. None: nothing can stand in for it; {}: the fit
-# does without it anyhow.
+# Each probe, and the settings that avoid what it tried. None: nothing can stand in for it.
 PROBES: dict[str, dict[str, Any] | None] = {
     "bf16-kernel": {"train.mixed_precision": "no"},
     "adam8bit-step": {"optimizer.class_path": "torch.optim.AdamW"},
     "nf4-layer": {"model.quantize": "none", "model.quantize_text_encoder": "none"},
     "masked-sdpa": {"data.batch_size": 1},
     "attention-backends": None,
-    "compile": {},
+    "compile": {"train.compile": False},
 }
 # Explicit values that ask for what a probe tried.
 ASKS: dict[str, Callable[[Any], bool]] = {
@@ -28,6 +27,7 @@ ASKS: dict[str, Callable[[Any], bool]] = {
     "model.quantize": lambda value: value == "nf4",
     "model.quantize_text_encoder": lambda value: value == "nf4",
     "data.batch_size": lambda value: value > 1,
+    "train.compile": lambda value: value is True,
 }
 PROBE_ERROR_MAX = (
     0.05  # relative; bf16 keeps 8 bits (0.004), 8-bit Adam gave 0.007, and a wrong kernel 0.3 or more

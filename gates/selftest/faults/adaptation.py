@@ -60,11 +60,11 @@ def _planned(**values: Any) -> Spoil:
 
 
 NO_NF4 = {"model.quantize": "none", "model.quantize_text_encoder": "none"}
-FELL_BACK = {
+FELL_BACK: dict[str, dict[str, Any]] = {
     "bf16-kernel": {PRECISION: "no"},
     "adam8bit-step": {"optimizer.class_path": "torch.optim.AdamW"},
     "nf4-layer": NO_NF4,
-    "compile": {},
+    "compile": {"train.compile": False},
 }
 IN_FP32 = each(
     *(

@@ -34,6 +34,7 @@ def values(device: str, *broken: str) -> dict[str, Any]:
 ADAMW = {"optimizer.class_path": "torch.optim.AdamW"}
 BF16, FP32 = {"train.mixed_precision": "bf16"}, {"train.mixed_precision": "no"}
 NO_NF4 = {"model.quantize": "none", "model.quantize_text_encoder": "none"}
+EAGER = {"train.compile": False}
 
 
 @pytest.mark.parametrize(
@@ -45,8 +46,8 @@ NO_NF4 = {"model.quantize": "none", "model.quantize_text_encoder": "none"}
         ("xpu", ("adam8bit-step",), BF16 | ADAMW),
         ("cuda", ("nf4-layer",), BF16 | ADAMW | NO_NF4),
         ("xpu", ("masked-sdpa",), BF16 | ADAMW | {"data.batch_size": 1}),
-        ("xpu", ("compile", "attention-backends"), BF16 | ADAMW),
-        ("xpu", probes.NAMES, FP32 | ADAMW | NO_NF4 | {"data.batch_size": 1}),
+        ("xpu", ("compile", "attention-backends"), BF16 | ADAMW | EAGER),
+        ("xpu", probes.NAMES, FP32 | ADAMW | NO_NF4 | {"data.batch_size": 1} | EAGER),
     ],
 )
 def test_choose(device: str, broken: tuple[str, ...], expected: dict[str, Any]) -> None:

@@ -91,13 +91,13 @@ def test_mixed_types_do_not_reach_attention_unseen(monkeypatch: pytest.MonkeyPat
 
 
 def test_an_adapter_that_is_not_connected(monkeypatch: pytest.MonkeyPatch) -> None:
-    predictor = step.predictor
+    predictor = step.Predictor
 
     def cut(*args: Any) -> Any:
         predict = predictor(*args)
         return lambda *inputs: predict(*inputs).detach()
 
-    monkeypatch.setattr(step, "predictor", cut)
+    monkeypatch.setattr(step, "Predictor", cut)
     with pytest.raises(RuntimeError, match="does not require grad"):
         take(SETUP)
 
