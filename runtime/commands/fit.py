@@ -40,7 +40,11 @@ def command(
     progress = Progress()
     with awake.held() as sleep:
         opened = session.launch(
-            workspace, loaded, smoke=smoke, resume=resume or (None if smoke else loaded.config.resume)
+            workspace,
+            loaded,
+            smoke=smoke,
+            resume=resume or (None if smoke else loaded.config.resume),
+            report=progress.say,
         )
         run = opened.run.path.relative_to(workspace.root).as_posix()
         for line in preflight.screen(opened, expected, run, sleep):

@@ -70,6 +70,7 @@ def command(
     from runtime.families.registry import load_family, locate
     from runtime.inference import sampler
     from runtime.inference.painter import Painter
+    from runtime.training import ahead
 
     config = resolve(workspace, load_config(workspace.config_path).config).config
     reference = config.model.pretrained_model_name_or_path
@@ -89,9 +90,13 @@ def command(
         device.pick(config.hardware.device)
     )  # the text encoder is gone before the denoiser comes
     progress.say("painting")
-    painter = Painter(family, model, config, folder, quantized)
     chosen = config.validation.seed if seed is None else seed
     task = replace(sampler.task_of(config.validation, "own", size or usual), seed=chosen)
+    table = None
+    if config.train.cached_modulation is True:
+        groups = ahead.of_pictures(family, model, [task])
+        table = ahead.request(workspace, config, model, quantized, groups, progress.say)
+    painter = Painter(family, model, config, folder, quantized, table)
     latents, _ = painter.sample(task, encoded[0].tensors)
     picture = painter.picture(latents)
     path = Path(out).expanduser().resolve()

@@ -1,10 +1,17 @@
 """The sections of config.yaml that say how the adapter learns: train, optimizer, lr_scheduler, loss."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from runtime.config.values import Argument, Number, Section, Text, Warmup
+
+
+def as_checkpointing(value: Any) -> Any:
+    if not (isinstance(value, bool) or value == "selective" or (isinstance(value, int) and value >= 2)):
+        raise ValueError("expected true, false, selective or a number from 2 on")
+    return value
+
 
 Precision = Literal["auto", "no", "bf16"]
 Schedule = Literal[
@@ -12,6 +19,10 @@ Schedule = Literal[
 ]
 SigmaSampling = Literal["uniform", "sigmoid", "logit_normal", "shift", "family_shift"]
 Weighting = Literal["none", "sigma_sqrt", "cosmap"]
+Checkpointing = Annotated[
+    Literal["selective"] | bool | Annotated[int, Field(ge=2, le=1000)], BeforeValidator(as_checkpointing)
+]
+Switch = Literal["auto"] | bool
 
 
 class Train(Section):
@@ -45,8 +56,20 @@ class Train(Section):
     08 uses it. null: off."""
     mixed_precision: Precision = "auto"
     """Compute dtype of the denoiser. auto: bf16 on an accelerator, no (fp32) on CPU."""
-    gradient_checkpointing: bool = True
-    """Recompute activations in the backward pass: a third more time for far less memory."""
+    gradient_checkpointing: Checkpointing = True
+    """What of the activations the backward pass makes again. true: each block's; a number: those of so many blocks at
+    once, less memory still; selective: each block's but for the outputs of attention, faster; false: nothing."""
+    cached_modulation: Switch = "auto"
+    """Take the modulation of all blocks, a third of the denoiser's weights, from a table of the run's sigmas on disk
+    (4.2 MiB a sigma at the published size). auto: on an accelerator, where nothing that is trained touches it."""
+    streamed_blocks: Literal["auto"] | Annotated[int, Field(ge=0, le=1000)] = "auto"
+    """So many blocks of the frozen denoiser live in host memory and are copied ahead of use. auto: the fewest with
+    which the plan fits."""
+    compile: Switch = "auto"
+    """Compile the blocks. auto: on an accelerator where step 05 found that the compiler works."""
+    graphs: Switch = "auto"
+    """Record a step for each bucket and text length and replay it, which frees small steps of the time it takes to
+    launch kernels. auto: where the device has them, samples are small, and the plan leaves room."""
     deterministic: bool = False
     """Kernels that give the same bits each time, so that a resumed run is bit-equal on an accelerator too; slower.
     On a CPU they do so anyway."""
@@ -65,6 +88,16 @@ class Train(Section):
         if len(given) != 1:
             seen = "both" if given else "neither"
             raise ValueError(f"saw {seen}, expected exactly one of max_train_steps and num_epochs")
+        return self
+
+    @model_validator(mode="after")
+    def _streamed_blocks_run_eagerly(self) -> Self:
+        faster = [name for name in ("compile", "graphs") if getattr(self, name) is True]
+        if faster and self.streamed_blocks not in ("auto", 0):
+            raise ValueError(
+                f"{faster[0]}: true and streamed_blocks {self.streamed_blocks}, expected one of them; the weights of "
+                "a streamed block are elsewhere at each step"
+            )
         return self
 
     @model_validator(mode="after")

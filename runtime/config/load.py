@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -15,6 +16,8 @@ from runtime import files
 from runtime.config.document import REMEDY, read_document
 from runtime.config.model import Config
 from runtime.errors import ConfigError
+
+UNIONS = (Union, UnionType)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,30 @@ def _validate(raw: Mapping[str, Any]) -> tuple[Config | None, list[tuple[str, st
     try:
         return Config.model_validate(dict(raw)), []
     except ValidationError as error:
-        return None, [(_dotted(item["loc"]), _line(item)) for item in error.errors(include_url=False)]
+        return None, _lines(error.errors(include_url=False))
+
+
+def _lines(errors: list[ErrorDetails]) -> list[tuple[str, str]]:
+    """Dotted key and line of each; of a key that takes several kinds of value, one that names them all."""
+    found: list[tuple[str, str]] = []
+    for item in errors:
+        location = _without_kind(item["loc"])
+        key, line = _dotted(location), _line({**item, "loc": location})
+        if location != item["loc"] and found and found[-1][0] == key:
+            line = f"{found.pop()[1]}, or {line.partition(', expected ')[2]}"
+        found.append((key, line))
+    return found
+
+
+def _without_kind(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Pydantic puts the kind of value that it tried behind a key that takes several."""
+    for end in range(1, len(location)):
+        section = _section(location[: end - 1])
+        field = section.model_fields.get(str(location[end - 1])) if section else None
+        kinds = get_args(field.annotation) if field and get_origin(field.annotation) in UNIONS else ()
+        if len([kind for kind in kinds if kind is not type(None)]) > 1:
+            return location[:end]
+    return location
 
 
 def _refusal(lines: list[str]) -> ConfigError:

@@ -1,6 +1,6 @@
 """What a model family must offer so that the trainer, which knows none by name, can use it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,7 +9,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from runtime.config.model import VaeMode
 from runtime.families.facts import Facts
+from runtime.memory.modulation import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +28,15 @@ class Conditioning:
     controls: tuple[Tensor, ...]
 
     def to(self, device: str, dtype: torch.dtype) -> "Conditioning":
+        return self.map(lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else None))
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Conditioning":
+        """The same of changed tensors."""
         return replace(
             self,
-            embeds=self.embeds.to(device, dtype),
-            mask=None if self.mask is None else self.mask.to(device),
-            controls=tuple(control.to(device, dtype) for control in self.controls),
+            embeds=change(self.embeds),
+            mask=None if self.mask is None else change(self.mask),
+            controls=tuple(change(control) for control in self.controls),
         )
 
 
@@ -110,6 +116,7 @@ class Family(Protocol):
         made_text_encoder: Path | None = None,
         text_encoder: bool = True,
         vae: bool = True,
+        vae_mode: VaeMode = "exact",
     ) -> Encoders:
         """Tokenizer, processor and text encoder, and the VAE, of a diffusers-style folder. Never the denoiser.
 
@@ -117,8 +124,8 @@ class Family(Protocol):
         `text_encoder`, `vae`: false leaves one out, so that the two need not be in memory together.
         """
 
-    def load_vae(self, model: Path, *, device: str, dtype: torch.dtype) -> Any:
-        """The VAE alone, for decoding."""
+    def load_vae(self, model: Path, *, device: str, dtype: torch.dtype, mode: VaeMode = "exact") -> Any:
+        """The VAE alone, for decoding; `mode` is that of `cache.vae`."""
 
     def load_denoiser(
         self,
@@ -129,11 +136,15 @@ class Family(Protocol):
         quantize: str,
         made: Path | None = None,
         weight: Path | None = None,
+        table: Request | None = None,
+        streamed: int = 0,
     ) -> nn.Module:
         """The denoiser, frozen; `quantize` is `none` or `nf4`.
 
         `made`: what step 06 made of it; without, NF4 is made while loading, the same bits.
         `weight`: a checkpoint that is loaded instead of the model's own; it goes before `made`.
+        `table`: which sigmas will be asked for; the modulation then is a table of these and no weights of it are kept.
+        `streamed`: so many blocks stay in host memory, those that `runtime.memory.offload` streams.
         """
 
     def encode_prompts(self, encoders: Encoders, asks: Sequence[PromptAsk], max_tokens: int) -> list[Encoded]:
@@ -147,7 +158,8 @@ class Family(Protocol):
     def encode_images(self, encoders: Encoders, pixels: Tensor) -> Tensor:
         """Normalised latents [B, C, H/8, W/8] of pixels [B, 3, H, W] in -1..1, from one forward of the VAE.
 
-        Each equals what it gets alone to 1e-5 relative in fp32. Raises ValueError for pixels of another
+        Each equals what it gets alone to 1e-5 relative in fp32; with a VAE in `exact` mode a batch is bit for
+        bit what the published pipeline makes of that batch. Raises ValueError for pixels of another
         shape or range: an encoder takes 0..1 without complaint and makes washed-out latents of it.
         """
 

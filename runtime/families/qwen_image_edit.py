@@ -14,9 +14,15 @@ import torch
 from diffusers import QwenImageEditPipeline
 from torch import Tensor, nn
 
+from runtime.config.model import VaeMode
 from runtime.errors import DataError
+from runtime.families import kinds, weights
 from runtime.families.base import Conditioning, Encoded, Encoders, PromptAsk
 from runtime.families.facts import QWEN_IMAGE_EDIT
+from runtime.memory import loading, modulation, nf4, spans
+from runtime.memory import vae as single_images
+from runtime.memory.loading import Placement
+from runtime.memory.modulation import Request
 
 # Published schedule of Qwen-Image: mu runs on the line through these two points, sigma is
 # shifted by exp(mu). 1024 px is 4096 tokens and gives 2.000802574061872.
@@ -41,12 +47,13 @@ class QwenImageEdit:
         made_text_encoder: Path | None = None,
         text_encoder: bool = True,
         vae: bool = True,
+        vae_mode: VaeMode = "exact",
     ) -> Encoders:
         processor = _load_processor(model) if text_encoder else None
         encoder = _load_text_encoder(model, text_dtype, made_text_encoder) if text_encoder else None
         pipeline = self.pipeline_class(
             scheduler=None,
-            vae=self.load_vae(model, device=vae_device, dtype=vae_dtype) if vae else None,
+            vae=self.load_vae(model, device=vae_device, dtype=vae_dtype, mode=vae_mode) if vae else None,
             text_encoder=encoder.to(text_device) if encoder is not None else None,
             tokenizer=processor.tokenizer if processor is not None else None,
             processor=processor,
@@ -54,16 +61,17 @@ class QwenImageEdit:
         )
         return Encoders(pipeline=pipeline, text_device=text_device, vae_device=vae_device)
 
-    def load_vae(self, model: Path, *, device: str, dtype: torch.dtype) -> Any:
+    def load_vae(self, model: Path, *, device: str, dtype: torch.dtype, mode: VaeMode = "exact") -> Any:
         from diffusers import AutoencoderKLQwenImage
 
         from runtime.families import kinds
+        from runtime.memory.vae import arrange
 
         kinds.expect(model / "vae", "vae")
         vae = AutoencoderKLQwenImage.from_pretrained(
             model / "vae", torch_dtype=dtype, local_files_only=True, use_safetensors=True
         )
-        return vae.requires_grad_(False).eval().to(device)
+        return arrange(vae.requires_grad_(False).eval(), mode).to(device)
 
     def load_denoiser(
         self,
@@ -74,34 +82,39 @@ class QwenImageEdit:
         quantize: str,
         made: Path | None = None,
         weight: Path | None = None,
+        table: Request | None = None,
+        streamed: int = 0,
     ) -> nn.Module:
         from diffusers import QwenImageTransformer2DModel
-        from diffusers.utils.logging import disable_progress_bar
 
-        from runtime.families import kinds, weights
-        from runtime.memory.quantize import load_made, load_nf4
-
-        disable_progress_bar()  # ours shows the whole phase, and logs stay readable
-        folder = model / "transformer"
+        facts, changes = self.facts, dict[str, Any]()
+        folder = made if made is not None and weight is None and quantize == "nf4" else model / "transformer"
+        source: loading.Source = loading.Folder(folder)
         if weight is not None:
-            return weights.load(
-                QwenImageTransformer2DModel,
-                folder,
-                weight,
-                device,
-                dtype,
-                quantize=quantize,
-                facts=self.facts,
-            )
-        if quantize == "nf4" and made is not None:
-            return load_made(QwenImageTransformer2DModel, made, device, dtype)
-        kinds.expect(folder, "denoiser")
-        if quantize == "nf4":
-            return load_nf4(QwenImageTransformer2DModel, folder, device, dtype, blocks=self.facts.blocks)
-        denoiser = QwenImageTransformer2DModel.from_pretrained(
-            folder, torch_dtype=dtype, local_files_only=True, use_safetensors=True
+            source = weights.open_denoiser_weights(weight)
+            changes = weights.changes_of(source, facts)
+            weights.refuse_differences(loading.empty(QwenImageTransformer2DModel, folder, changes), source)
+        elif folder == model / "transformer":
+            kinds.expect(folder, "denoiser")
+        layers = int(QwenImageTransformer2DModel.load_config(folder)["num_layers"])
+        away = tuple(f"{facts.blocks}.{index}." for index in spans.picked(layers, streamed) if streamed)
+        placement = Placement(
+            device=device,
+            dtype=dtype,
+            rule=nf4.rule_for("transformer", facts.blocks) if quantize == "nf4" else None,
+            on_host=lambda name: name.startswith(away),
         )
-        return denoiser.requires_grad_(False).to(device)  # type: ignore[no-any-return]
+        denoiser = loading.load(
+            QwenImageTransformer2DModel,
+            folder,
+            source,
+            placement,
+            changes=changes,
+            left_out=lambda name: table is not None and facts.is_modulation(name),
+        ).eval()
+        if table is not None:
+            modulation.install(denoiser, facts, source, placement, table)
+        return denoiser
 
     @torch.no_grad()
     def encode_prompts(self, encoders: Encoders, asks: Sequence[PromptAsk], max_tokens: int) -> list[Encoded]:
@@ -159,8 +172,10 @@ class QwenImageEdit:
         if not (low >= -1 - RANGE_SLACK and high <= 1 + RANGE_SLACK):  # written so that NaN fails too
             raise ValueError(f"pixels range from {low:.4g} to {high:.4g}, expected -1 to 1")
         vae = encoders.pipeline.vae
-        images = pixels[:, :, None].to(vae.device, vae.dtype)
-        return encoders.pipeline._encode_vae_image(images, None)[:, :, 0]  # type: ignore[no-any-return]
+        latents = single_images.encode(vae, pixels.to(vae.device, vae.dtype))
+        # In the precision of the VAE, as the pipelines do it.
+        mean, std = (part.to(latents.dtype) for part in _statistics(vae, latents.device))
+        return (latents - mean) / std
 
     def predict(
         self, denoiser: nn.Module, noisy: Tensor, sigma: Tensor, conditioning: Conditioning
@@ -181,12 +196,8 @@ class QwenImageEdit:
 
     @torch.no_grad()
     def decode(self, vae: Any, latents: Tensor) -> Tensor:
-        mean, std = (
-            torch.tensor(values, device=latents.device, dtype=torch.float32)[:, None, None, None]
-            for values in (vae.config.latents_mean, vae.config.latents_std)
-        )
-        raw = latents.float()[:, :, None] * std + mean
-        return vae.decode(raw.to(vae.dtype), return_dict=False)[0][:, :, 0]  # type: ignore[no-any-return]
+        mean, std = _statistics(vae, latents.device)
+        return single_images.decode(vae, (latents.float() * std + mean).to(vae.dtype))
 
     def tokens(self, target: Sequence[int], conditioning: Conditioning) -> int:
         images = [target[-2:], *(control.shape[-2:] for control in conditioning.controls)]
@@ -210,6 +221,12 @@ class QwenImageEdit:
         sigmas = torch.linspace(1.0, 1.0 / steps, steps).tolist()
         scheduler.set_timesteps(sigmas=sigmas, mu=log(self.shift(tokens)))
         return scheduler
+
+
+def _statistics(vae: Any, where: torch.device) -> list[Tensor]:
+    """Mean and deviation that normalise latents, fp32 [C, 1, 1] each."""
+    both = (vae.config.latents_mean, vae.config.latents_std)
+    return [torch.tensor(values, dtype=torch.float32, device=where)[:, None, None] for values in both]
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from runtime.errors import UserError
 from runtime.families import kinds
 from runtime.families.facts import Facts
 from runtime.memory import shards
+from runtime.memory.loading import Piece, Wanted
 from runtime.memory.shards import Entry
 
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.")
@@ -73,9 +74,10 @@ class Weights:
         scale = self.scales[name].read().float() if name in self.scales else torch.ones(())
         return tensor.float() * (scale.reshape(-1, 1) if scale.numel() > 1 else scale)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for name in self.places:
-            yield name, self.read(name)
+    def pieces(self, wanted: Wanted) -> Iterator[Piece]:
+        """As `runtime.memory.loading.Source`."""
+        for name in filter(wanted, self.places):
+            yield Piece(name=name, tensor=self.read(name))
 
     def fingerprint(self) -> str:
         """Identity of what is loaded: the files by name, without their folder."""
@@ -203,42 +205,22 @@ def _refuse_format(path: Path, name: str, place: Place) -> None:
         )
 
 
-# ---- loading
+# ---- fitting a base
 
 
-def load(
-    model_class: Any,
-    base: Path,
-    path: Path,
-    device: str,
-    dtype: torch.dtype,
-    *,
-    quantize: str,
-    facts: Facts,
-) -> nn.Module:
-    """A frozen `model_class` with the config of the component folder `base` and the weights at `path`.
-
-    `quantize` is none or nf4, made while loading. Raises UserError where names or shapes are not the base's.
-    """
-    from runtime.memory import nf4
-    from runtime.memory import quantize as quantizing
-
-    weights = open_denoiser_weights(path)
+def changes_of(weights: Weights, facts: Facts) -> dict[str, Any]:
+    """What of the base's config the checkpoint overrules. Raises UserError for a denoiser of another family."""
     if weights.zero_cond_t and facts.max_controls < 2:
         raise UserError(
-            f"{path} is a denoiser of Qwen-Image-Edit-2511, the base is of the family {facts.name}, which is "
-            "prompted otherwise",
+            f"{weights.path} is a denoiser of Qwen-Image-Edit-2511, the base is of the family {facts.name}, which "
+            "is prompted otherwise",
             remedy="set model.pretrained_model_name_or_path to Qwen-Image-Edit-2511",
         )
-    changes = {} if weights.zero_cond_t is None else {"zero_cond_t": weights.zero_cond_t}
-    model = quantizing.empty(model_class, base, changes)
-    _refuse_differences(model, weights)
-    rule = nf4.rule_for("transformer", facts.blocks) if quantize == "nf4" else None
-    quantizing.fill(model, weights.tensors(), device, dtype, rule=rule)
-    return model.requires_grad_(False).eval()
+    return {} if weights.zero_cond_t is None else {"zero_cond_t": weights.zero_cond_t}
 
 
-def _refuse_differences(model: nn.Module, weights: Weights) -> None:
+def refuse_differences(model: nn.Module, weights: Weights) -> None:
+    """Raises UserError where names or shapes are not those of `model`, which may be without storage."""
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     there = {name: place.entry.shape for name, place in weights.places.items()}
     faults = {

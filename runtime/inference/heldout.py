@@ -19,6 +19,11 @@ DRAWS = (
 )
 
 
+def sigmas() -> list[float]:
+    """Of the draws of each sample."""
+    return [(index + 0.5) / DRAWS for index in range(DRAWS)]
+
+
 @torch.no_grad()
 def losses(painter: Painter, name: str, tensors: dict[str, Tensor], *, seed: int) -> list[dict[str, Any]]:
     """`DRAWS` lines {sigma, noise, base, adapter}; sigmas are spread evenly over 0..1."""
@@ -26,9 +31,8 @@ def losses(painter: Painter, name: str, tensors: dict[str, Tensor], *, seed: int
     target = tensors["target"].float()[None]
     conditioning = base.conditioning_of(tensors)
     lines = []
-    for index in range(DRAWS):
+    for index, sigma in enumerate(sigmas()):
         label = draws.seed_of("held-out", seed, name, index) % 2**53
-        sigma = (index + 0.5) / DRAWS
         draw = Draw(sigmas=torch.tensor([sigma]), noise=draws.noise(target.shape, label))
         line: dict[str, Any] = {"sigma": sigma, "noise": label}
         for variant in ("base", "adapter"):

@@ -12,8 +12,10 @@ from runtime.config.model import Config
 from runtime.families.base import Family
 from runtime.inference import sampler
 from runtime.inference.sampler import Task
-from runtime.training import trainables
-from runtime.training.objective import predictor
+from runtime.memory import offload, shards
+from runtime.memory.modulation import Request
+from runtime.training import naming, trainables
+from runtime.training.objective import Predictor
 from runtime.training.trainables import Adapter
 
 VARIANTS = ("base", "adapter", "zero")
@@ -29,10 +31,13 @@ class Painter:
         config: Config,
         checkpoint: Path | None,
         made: Mapping[str, Path] | None = None,
+        table: Request | None = None,
     ) -> None:
+        """`table`: the sigmas that will be asked for, where modulation is to be a table."""
         self.family, self.model, self.config = family, model, config
         self.device = device.pick(config.hardware.device)
         self.dtype = device.compute_dtype(self.device, config.train.mixed_precision)
+        streamed = config.train.streamed_blocks if config.train.streamed_blocks != "auto" else 0
         denoiser = family.load_denoiser(
             model,
             device=self.device.type,
@@ -40,12 +45,15 @@ class Painter:
             quantize=config.model.quantize,
             made=(made or {}).get("transformer"),
             weight=(made or {}).get("transformer_weight"),
+            streamed=streamed,
+            table=None if checkpoint is not None and _moves_modulation(family, checkpoint) else table,
         )
         self.adapter: Adapter | None = None
         if checkpoint is not None:
             self.adapter = trainables.load_adapter(denoiser, checkpoint)
-        self.predict = predictor(family, denoiser.eval(), self.device, self.dtype)
-        self.vae = family.load_vae(model, device=self.device.type, dtype=self.dtype)
+        offload.stream(getattr(denoiser, family.facts.blocks), streamed, self.device)
+        self.predict = Predictor(family, denoiser.eval(), self.device, self.dtype)
+        self.vae = family.load_vae(model, device=self.device.type, dtype=self.dtype, mode=config.cache.vae)
 
     @contextlib.contextmanager
     def variant(self, name: str) -> Iterator[None]:
@@ -66,3 +74,10 @@ class Painter:
     def picture(self, latents: Tensor) -> Image.Image:
         """Normalised latents [1, C, h, w] decoded."""
         return sampler.to_image(self.family.decode(self.vae, latents.to(self.device.type))[0])
+
+
+def _moves_modulation(family: Family, checkpoint: Path) -> bool:
+    """Whether the adapter, which may be of another config, has been trained on what a table would replace."""
+    header = shards.read_header(checkpoint / trainables.WEIGHTS)
+    modules = {name.removeprefix(naming.PREFIX).partition(".lora_")[0] for name in header}
+    return bool(family.facts.move_modulation(modules))

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -46,6 +47,18 @@ def task_of(
         steps=validation.num_inference_steps if steps is None else steps,
         guidance=validation.guidance_scale,
     )
+
+
+def sigmas(family: Family, model: Path, task: Task) -> list[float]:
+    """What painting will ask for, in fp32."""
+    scheduler = family.scheduler(model, task.size[0] // 16 * (task.size[1] // 16), task.steps)
+    return [float(_sigma(scheduler, timestep)) for timestep in scheduler.timesteps]
+
+
+def _sigma(scheduler: Any, timestep: Tensor) -> Tensor:
+    """fp32 [1]"""
+    sigma: Tensor = timestep / scheduler.config.num_train_timesteps
+    return sigma.reshape(1).float()
 
 
 def paint(
@@ -89,7 +102,7 @@ def sample(
     latents = draws.noise((1, *shape), "sample", seed, name)
     started_from = hashlib.sha256(latents.numpy().tobytes()).hexdigest()
     for timestep in scheduler.timesteps:
-        sigma = (timestep / scheduler.config.num_train_timesteps).reshape(1).float()
+        sigma = _sigma(scheduler, timestep)
         velocity = predict(latents, sigma, conditioning).float().cpu()
         if negative is not None and guidance > 1:
             velocity = _guide(velocity, predict(latents, sigma, negative).float().cpu(), guidance)

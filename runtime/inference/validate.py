@@ -5,7 +5,7 @@ control experiment: a judge that took it for a trained one would prove nothing.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ from runtime.errors import UserError
 from runtime.inference import heldout, sampler
 from runtime.inference.comparison import Row, grid
 from runtime.inference.painter import VARIANTS, Painter
+from runtime.memory import limit
+from runtime.memory.modulation import Request
 from runtime.progress import Progress
-from runtime.training import checkpoints, record, trainables
+from runtime.training import ahead, checkpoints, record, trainables
 from runtime.workspace import Workspace
 
 EVIDENCE = "08-validation"
@@ -79,12 +81,14 @@ def validate(workspace: Workspace, loaded: Loaded, checkpoint: Path, progress: P
     """Paint and measure everything of the cache that was not trained on. One failure fails it all."""
     recording = workspace.begin_evidence(EVIDENCE, "finetune validate")
     config = resolve(workspace, loaded.config).config
+    limit.enforce(workspace, config, "validate", progress.say)
     job = cache_build.plan(workspace, config)
     entries = _entries(job)
-    painter = Painter(job.family, job.model, config, checkpoint, job.made)
+    asked = {prompt.name: prompt.asked for prompt in prompts_of(config, workspace)}
+    table = _table(job, entries, asked, progress) if config.train.cached_modulation is True else None
+    painter = Painter(job.family, job.model, config, checkpoint, job.made, table)
     out = checkpoint.parent / "validation"
     rows, samples = [], []
-    asked = {prompt.name: prompt.asked for prompt in prompts_of(config, workspace)}
     for entry in progress.over(entries, "validate", unit="sample"):
         own = asked[entry["id"]] if entry["split"] == "prompt" else None
         row, sample = _one(job, painter, entry, own, out, workspace)
@@ -116,6 +120,22 @@ def _entries(job: Job) -> list[dict[str, Any]]:
     return entries
 
 
+def _table(
+    job: Job, entries: Sequence[dict[str, Any]], asked: Mapping[str, ValidationSample], progress: Progress
+) -> Request:
+    """All sigmas of the pictures and of the held-out losses."""
+    tasks = [
+        _task(job, entry, asked[entry["id"]] if entry["split"] == "prompt" else None) for entry in entries
+    ]
+    groups = [heldout.sigmas(), *ahead.of_pictures(job.family, job.model, tasks)]
+    return ahead.request(job.workspace, job.config, job.model, job.made, groups, progress.say)
+
+
+def _task(job: Job, entry: dict[str, Any], asked: ValidationSample | None) -> sampler.Task:
+    height, width = job.store.entry(entry["folder"])["document"]["sizes"]["target"]
+    return sampler.task_of(job.config.validation, entry["id"], (height, width), asked)
+
+
 def _one(
     job: Job,
     painter: Painter,
@@ -128,8 +148,7 @@ def _one(
     validation, name = painter.config.validation, entry["id"]
     tensors = job.store.read(entry["folder"])
     document = job.store.entry(entry["folder"])["document"]
-    height, width = document["sizes"]["target"]
-    task = sampler.task_of(validation, name, (height, width), asked)
+    task = _task(job, entry, asked)
     pictures, noise = dict(_decoded(painter, tensors)), {}
     for variant in VARIANTS:
         with painter.variant(variant):

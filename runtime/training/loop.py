@@ -14,8 +14,9 @@ from torch import Tensor
 from runtime import device, files
 from runtime.errors import DiskFullError, UserError
 from runtime.progress import Progress
-from runtime.training import checkpoints, draws, optimizers, stretches, trackers
+from runtime.training import checkpoints, compiling, draws, optimizers, stretches, trackers
 from runtime.training.batches import MicroBatch
+from runtime.training.gradients import DisconnectedError
 from runtime.training.interruption import Wish, graceful
 from runtime.training.session import Session
 from runtime.training.stretches import Stretches
@@ -62,7 +63,11 @@ def fit(session: Session, progress: Progress) -> str:
         proven=session.state["step"] > 0,
         open_boundary=session.state["open_boundary"],
     )
-    with graceful() as wish, trackers.opened(session.config, session.run.path, progress.say) as followed:
+    with (
+        compiling.bounded(session.config.train.compile is True),
+        graceful() as wish,
+        trackers.opened(session.config, session.run.path, progress.say) as followed,
+    ):
         try:
             _train(session, cursor, progress, wish, followed)
         except BaseException as error:
@@ -112,6 +117,14 @@ def _watch(session: Session, cursor: Cursor, progress: Progress, line: dict[str,
     for said in cursor.stretches.after(line["step"], line["step_s"], alike, stretches.read_clocks()):
         progress.say(f"note: {said}")
     session.run.document["stretches"] = cursor.stretches.to_json()
+    fault = session.gradients.fault
+    if fault and not session.run.document.get("speed", {}).get("fault"):
+        progress.say(f"note: steps are not recorded: {fault}")
+    session.run.document["speed"] = {
+        "compiled": compiling.made(),
+        "recorded": session.gradients.recorded,
+        "fault": fault,
+    }
 
 
 def _paint(session: Session, cursor: Cursor, progress: Progress, wish: Wish, followed: Trackers) -> None:
@@ -160,7 +173,7 @@ def _step(session: Session, cursor: Cursor, window: list[MicroBatch]) -> dict[st
 
 def _advance(session: Session, cursor: Cursor, line: dict[str, Any]) -> None:
     session.trained.schedule.step()
-    session.trained.optimizer.zero_grad(set_to_none=True)
+    session.trained.optimizer.zero_grad(set_to_none=not session.gradients.keeps_gradients)
     cursor.step, cursor.epoch = line["step"], line["epoch"]
 
 
@@ -197,12 +210,10 @@ def _gradients(session: Session, step: int, window: list[MicroBatch]) -> tuple[T
         draw = session.objective.draw(batch, step, len(sigmas))
         seed = draws.seed_of("dropout", session.config.train.seed, step, len(sigmas))
         with device.seeded(seed):
-            batch_losses = session.objective.step_losses(session.predict, session.predict_base, batch, draw)
-            if not batch_losses.requires_grad:
-                raise _no_gradient()
-            # The mean is over the samples of the step, however they fall into micro-batches.
-            torch.autograd.backward(batch_losses.sum() / count)
-        losses.append(batch_losses.detach())
+            try:
+                losses.append(session.gradients(batch, draw, count))
+            except DisconnectedError:
+                raise _no_gradient() from None
         sigmas += draw.sigmas.tolist()
     return torch.cat(losses), sigmas
 

@@ -15,8 +15,9 @@ from runtime.data import order
 from runtime.device import Device
 from runtime.errors import ResumeError
 from runtime.families.weights import open_denoiser_weights
-from runtime.training import checkpoints, pretrained, record, samples, trackers, trainables
+from runtime.training import ahead, checkpoints, pretrained, record, samples, trackers, trainables
 from runtime.training.batches import Batches
+from runtime.training.objective import FlowMatching
 from runtime.workspace import Workspace
 
 SMOKE_STEPS = 5
@@ -33,6 +34,7 @@ class Prepared:
     """What the run continues."""
     job: Job
     batches: Batches
+    objective: FlowMatching
     painting: samples.Plan | None
     planned_steps: int
     device: Device
@@ -83,6 +85,7 @@ def prepare(workspace: Workspace, loaded: Loaded, *, smoke: bool, resume: str | 
         checkpoint=checkpoint,
         job=job,
         batches=batches,
+        objective=ahead.objective(job.family, config, batches),
         painting=samples.plan(job),
         planned_steps=planned,
         device=device.pick(config.hardware.device),
@@ -143,6 +146,9 @@ def _fingerprint(job: Job, config: Config, planned: int) -> dict[str, Any]:
         "model.quantize": config.model.quantize,
         "train.mixed_precision": config.train.mixed_precision,
         "train.deterministic": config.train.deterministic,
+        # Both move the last bits; what of the activations is recomputed, streamed or replayed does not.
+        "train.cached_modulation": config.train.cached_modulation,
+        "train.compile": config.train.compile,
         "model.lora": config.model.lora.model_dump(mode="json", exclude={"pretrained_weight"}),
         "optimizer": config.optimizer.model_dump(mode="json"),
         "lr_scheduler": config.lr_scheduler.model_dump(mode="json"),

@@ -27,6 +27,11 @@ class Probe:
             ]
         ]
 
+    @property
+    def sigmas(self) -> list[float]:
+        """Of the draws of each sample."""
+        return [(index + 0.5) / self.count for index in range(self.count)]
+
     @torch.no_grad()
     def measure(self, predict: Predict, step: int) -> dict[str, Any]:
         """A line of probe.jsonl."""
@@ -43,8 +48,7 @@ class Probe:
         target = tensors["target"].float()[None]
         conditioning = base.conditioning_of(tensors)
         items = []
-        for index in range(self.count):
-            sigma = (index + 0.5) / self.count
+        for index, sigma in enumerate(self.sigmas):
             label = (
                 draws.seed_of("probe", self.objective.seed, name, index) % 2**53
             )  # exact in any JSON reader

@@ -170,7 +170,9 @@ def _untouched(denoiser: nn.Module, where: Device) -> Iterator[None]:
 def _decoded(job: Job, latents: Sequence[Tensor]) -> list[Image.Image]:
     """One after another, by a VAE where and as the cache phase had it."""
     cache = job.config.cache
-    vae = job.family.load_vae(job.model, device=cache.devices.vae, dtype=device.dtype_of(cache.dtypes.vae))
+    vae = job.family.load_vae(
+        job.model, device=cache.devices.vae, dtype=device.dtype_of(cache.dtypes.vae), mode=cache.vae
+    )
     return [sampler.to_image(job.family.decode(vae, latent.to(cache.devices.vae))[0]) for latent in latents]
 
 

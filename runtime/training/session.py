@@ -13,19 +13,21 @@ from runtime.config.load import Loaded
 from runtime.config.model import Config
 from runtime.data import order
 from runtime.device import Device
+from runtime.families import rotary
 from runtime.families.base import Conditioning, Family
 from runtime.families.weights import open_denoiser_weights
-from runtime.training import checkpoints, optimizers, pretrained, record, samples, trainables
+from runtime.memory import checkpointing, limit, offload
+from runtime.training import ahead, checkpoints, optimizers, pretrained, record, samples, trainables
 from runtime.training.batches import Batches
 from runtime.training.checkpoints import Trained
 from runtime.training.ema import Ema
-from runtime.training.objective import FlowMatching, predictor
+from runtime.training.gradients import Gradients
+from runtime.training.objective import FlowMatching, Predictor
 from runtime.training.prepared import Prepared, prepare
 from runtime.training.pretrained import Pretrained
 from runtime.training.probe import Probe
 from runtime.training.record import Run
 from runtime.training.samples import Samples
-from runtime.training.sigmas import Sigmas
 from runtime.workspace import Workspace
 
 
@@ -38,7 +40,9 @@ class Session:
     denoiser: nn.Module
     trained: Trained
     batches: Batches
+    gradients: Gradients
     objective: FlowMatching
+    predict: Predictor
     probe: Probe
     run: Run
     samples: Samples | None
@@ -47,45 +51,35 @@ class Session:
     fingerprint: dict[str, Any]
     state: dict[str, Any]
 
-    def predict(self, noisy: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
-        """Velocity [B, C, h, w] on the device; inputs may lie on the CPU in fp32."""
-        ask = predictor(self.family, self.denoiser, self.device, self.dtype)
-        return ask(noisy, sigma, conditioning)
 
-    def predict_base(self, noisy: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
-        """The same without the adapter."""
-        with self.trained.adapter.disabled():
-            return self.predict(noisy, sigma, conditioning)
-
-
-def launch(workspace: Workspace, loaded: Loaded, *, smoke: bool, resume: str | None) -> Session:
+def launch(
+    workspace: Workspace,
+    loaded: Loaded,
+    *,
+    smoke: bool,
+    resume: str | None,
+    report: ahead.Report = ahead.silent,
+) -> Session:
     """Check all that can be checked before the denoiser is loaded, then load it and open the run."""
     prepared = prepare(workspace, loaded, smoke=smoke, resume=resume)
     config, job = prepared.config, prepared.job
+    limit.enforce(workspace, config, "fit", report)
     dtype = device.compute_dtype(prepared.device, config.train.mixed_precision)
-    denoiser = job.family.load_denoiser(
-        job.model,
-        device=prepared.device.type,
-        dtype=dtype,
-        quantize=config.model.quantize,
-        made=job.made.get("transformer"),
-        weight=job.made.get("transformer_weight"),
-    )
+    denoiser = _load(prepared, dtype, report)
     base = {
         "base_parameters": _logical_parameters(denoiser),
         "base_gib": trainables.tensor_bytes(list(denoiser.parameters())) / files.GIB,
     }
-    trained, started = _make_trainable(workspace, denoiser, config, prepared.planned_steps)
+    trained, started = _make_trainable(prepared, denoiser)
+    _arrange(denoiser, job, config)
     if prepared.checkpoint is not None:
         checkpoints.restore(prepared.checkpoint, trained)
         optimizers.set_rate(trained.optimizer, trained.schedule)
         checkpoints.reduce(prepared.checkpoint)
-    objective = _objective(job.family, config, prepared.batches)
+    objective = prepared.objective
+    predict = Predictor(job.family, denoiser, prepared.device, dtype)
     trainable = {**_described(trained), **base, **({"pretrained": started.to_json()} if started else {})}
     run = record.open_run(prepared.project, config.model_dump(mode="json"), _document(prepared, trainable))
-    probe = Probe(
-        prepared.batches, objective, samples=config.train.probe_samples, count=config.train.probe_draws
-    )
     return Session(
         config=config,
         device=prepared.device,
@@ -94,13 +88,53 @@ def launch(workspace: Workspace, loaded: Loaded, *, smoke: bool, resume: str | N
         denoiser=denoiser,
         trained=trained,
         batches=prepared.batches,
+        gradients=_gradients(objective, predict, trained, config),
         objective=objective,
-        probe=probe,
+        predict=predict,
+        probe=ahead.probe(prepared.batches, objective, config),
         run=run,
-        samples=_samples(prepared.painting, job.family, denoiser, prepared.device, dtype, run),
+        samples=_samples(prepared.painting, predict, run),
         planned_steps=prepared.planned_steps,
         fingerprint=prepared.fingerprint,
         state=prepared.state,
+    )
+
+
+def _load(prepared: Prepared, dtype: torch.dtype, report: ahead.Report) -> nn.Module:
+    config, job = prepared.config, prepared.job
+    return job.family.load_denoiser(
+        job.model,
+        device=prepared.device.type,
+        dtype=dtype,
+        quantize=config.model.quantize,
+        made=job.made.get("transformer"),
+        weight=job.made.get("transformer_weight"),
+        table=ahead.table(prepared, report) if config.train.cached_modulation is True else None,
+        streamed=streamed_blocks(config),
+    )
+
+
+def _arrange(denoiser: Any, job: Job, config: Config) -> None:
+    """How the blocks are run: what of them is recomputed, and whether they are compiled."""
+    compiled = config.train.compile is True
+    if compiled:
+        rotary.make_real(denoiser)
+    checkpointing.apply(
+        denoiser,
+        config.train.gradient_checkpointing,
+        job.facts.blocks,
+        dropout=config.model.lora.lora_dropout > 0,
+        compiled=compiled,
+    )
+
+
+def _gradients(objective: FlowMatching, predict: Predictor, trained: Trained, config: Config) -> Gradients:
+    def base(noisy: Tensor, sigma: Tensor, conditioning: Conditioning) -> Tensor:
+        with trained.adapter.disabled():
+            return predict(noisy, sigma, conditioning)
+
+    return Gradients(
+        objective, predict, base, trained.adapter.parameters(), recorded=config.train.graphs is True
     )
 
 
@@ -143,46 +177,30 @@ def _described(trained: Trained) -> dict[str, Any]:
     }
 
 
-def _objective(family: Family, config: Config, batches: Batches) -> FlowMatching:
-    largest = max(share.batch_size for share in batches.order.shares.values())
-    return FlowMatching(
-        family=family,
-        seed=config.train.seed,
-        sigmas=Sigmas.of(config.loss, largest * config.train.gradient_accumulation_steps),
-        weighting=config.loss.weighting,
-        mask_floor=config.loss.mask_floor,
-        prior_weight=config.loss.prior_weight,
-    )
-
-
-def _samples(
-    painting: samples.Plan | None,
-    family: Family,
-    denoiser: nn.Module,
-    where: Device,
-    dtype: torch.dtype,
-    run: Run,
-) -> Samples | None:
+def _samples(painting: samples.Plan | None, predict: Predictor, run: Run) -> Samples | None:
     if painting is None:
         return None
-    ask = predictor(family, denoiser, where, dtype)
-    return Samples(plan=painting, where=where, denoiser=denoiser, predict=ask, run=run)
+    return Samples(plan=painting, where=predict.where, denoiser=predict.denoiser, predict=predict, run=run)
 
 
-def _make_trainable(
-    workspace: Workspace, denoiser: Any, config: Config, steps: int
-) -> tuple[Trained, Pretrained | None]:
+def _make_trainable(prepared: Prepared, denoiser: Any) -> tuple[Trained, Pretrained | None]:
     """The adapter, its optimizer and schedule; and what the adapter started from, where config.yaml says."""
-    if config.train.gradient_checkpointing:
-        denoiser.enable_gradient_checkpointing()
+    config, job = prepared.config, prepared.job
     adapter = trainables.add_adapter(denoiser, config.model.lora, seed=config.train.seed)
-    started = pretrained.start(workspace, config, adapter)
+    offload.stream(getattr(denoiser, job.facts.blocks), streamed_blocks(config), prepared.device)
+    started = pretrained.start(job.workspace, config, adapter)
     denoiser.train()
     optimizer = optimizers.make_optimizer(config.optimizer, adapter.parameters())
-    schedule = optimizers.make_schedule(config.lr_scheduler, optimizer, steps)
+    schedule = optimizers.make_schedule(config.lr_scheduler, optimizer, prepared.planned_steps)
     decay = config.train.ema_decay
     ema = Ema(adapter.named_parameters(), decay) if decay is not None else None
     return Trained(adapter=adapter, optimizer=optimizer, schedule=schedule, ema=ema), started
+
+
+def streamed_blocks(config: Config) -> int:
+    """Of a resolved config."""
+    count = config.train.streamed_blocks
+    return 0 if count == "auto" else count
 
 
 def _loaded(job: Job, base: str) -> dict[str, str]:

@@ -21,6 +21,7 @@ from runtime.cache import encode
 from runtime.config import load
 from runtime.errors import UserError
 from runtime.inference import heldout, validate
+from runtime.memory import budget, plan
 from runtime.progress import Progress
 from runtime.training import checkpoints, loop, trainables
 from runtime.training.batches import Batches
@@ -124,6 +125,29 @@ def forwards(lab: Any, changes: Changes) -> int:
     block.attn.register_forward_hook(lambda *given: count.append(1))
     loop.fit(session, Progress(quiet=True))
     return len(count)
+
+
+def base_size(lab: Any, changes: Changes) -> Any:
+    """GiB of the base that are loaded."""
+    return lab.launch(changes).run.document["trainable"]["base_gib"]
+
+
+def hooks(lab: Any, changes: Changes) -> int:
+    """Of the blocks: a streamed one brings its weights before it runs."""
+    return sum(len(block._forward_pre_hooks) for block in lab.launch(changes).denoiser.transformer_blocks)
+
+
+def compiled(lab: Any, changes: Changes) -> int:
+    """Functions that were given to the compiler."""
+    given: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "compile", lambda function: given.append(function) or function)
+        lab.launch(changes)
+    return len(given)
+
+
+def recording(lab: Any, changes: Changes) -> bool:
+    return lab.launch(changes).gradients.keeps_gradients
 
 
 def optimizer(lab: Any, changes: Changes) -> Any:
@@ -270,6 +294,13 @@ def encoded(lab: Any, changes: Changes) -> dict[str, torch.Tensor]:
     return encode.encode(job.family, encoders, job.config, wants)[0].tensors
 
 
+def convolutions(lab: Any, changes: Changes) -> Any:
+    """Kinds of them in the VAE."""
+    job = lab.job(changes)
+    vae = encode.load(job.family, job.model, job.config, only="vae").pipeline.vae
+    return {type(module) for module in vae.modules() if "Conv" in type(module).__name__}
+
+
 def tensors(lab: Any, changes: Changes) -> Any:
     """Names and shapes of a sample's entry."""
     return {name: tuple(tensor.shape) for name, tensor in encoded(lab, changes).items()}
@@ -410,6 +441,21 @@ def origin(lab: Any, changes: Changes) -> Any:
     return (files.read_json(newest / "run.json")["resumed_from"] or {}).get("step")
 
 
+def room(lab: Any, changes: Changes) -> float:
+    """What a plan may fill."""
+    return plan.make_plan(lab.workspace, lab.configure(changes)).budget_gib
+
+
+def shared(lab: Any, changes: Changes) -> bool:
+    """Whether a plan for a pretended card adds up what is on it and in the host's memory."""
+    hardware = lab.configure({**changes, "hardware.device": "xpu"}).config.hardware
+    card = device.Device(type="xpu", name="Arc", total_gib=16.0, reason="x")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(device, "pick", lambda requested: card)
+        patched.setattr(device, "is_integrated", lambda: None)
+        return budget.find(hardware).unified
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     one: Any
@@ -447,6 +493,7 @@ CASES = {
     "cache.devices.text_encoder": Case("cpu", "xpu", loading),
     "cache.devices.vae": Case("cpu", "xpu", loading),
     "cache.batch_size": Case(1, 4, at_once),
+    "cache.vae": Case("exact", "folded", convolutions),
     "cache.dtypes.text_encoder": Case("fp32", "bf16", dtypes),
     "cache.dtypes.vae": Case("fp32", "bf16", dtypes),
     "train.max_train_steps": Case(2, 3, steps),
@@ -463,6 +510,10 @@ CASES = {
         "no", "bf16", lambda lab, changes: (lab.cache(changes), base_dtypes(lab, changes))[1]
     ),
     "train.gradient_checkpointing": Case(True, False, forwards),
+    "train.cached_modulation": Case(False, True, base_size),
+    "train.streamed_blocks": Case(0, 1, hooks),
+    "train.compile": Case(False, True, compiled),
+    "train.graphs": Case(False, True, recording),
     "train.deterministic": Case(False, True, kernels),
     "train.nonfinite_limit": Case(1, 2, endured),
     "train.seed": Case(1, 2, sigmas),
@@ -507,6 +558,8 @@ CASES = {
     "validation.prompt_file": Case(None, "dataset/prompts.txt", listed),
     "validation.sample_steps": Case(None, 1, moments),
     "hardware.device": Case("cpu", "xpu", refusal),
+    "hardware.memory_limit_gib": Case(None, 0.5, room),
+    "hardware.unified_memory": Case(True, False, shared),
     "resume": Case(None, "latest", origin),
 }
 FREE = {"optimizer.init_args.weight_decay"}  # goes to the optimizer's class as it is

@@ -150,6 +150,10 @@ BAD_VALUES: list[tuple[str, Any, str]] = [
     ("train.max_train_steps", True, "saw true"),
     ("train.max_train_steps", 5.5, "saw 5.5"),
     ("train.max_train_steps", 0, "saw 0"),
+    ("train.gradient_checkpointing", 1, "true, false, selective or a number from 2 on"),
+    ("train.gradient_checkpointing", "often", "true, false, selective or a number from 2 on"),
+    ("train.streamed_blocks", -1, "saw -1"),
+    ("train.compile", "yes", "saw"),
     ("optimizer.init_args.lr", "1e-4", "without quotes, as in 0.0001"),
     ("optimizer.init_args.lr", True, "saw true"),
     ("optimizer.init_args.lr", 0.0, "saw 0.0"),
@@ -165,6 +169,11 @@ BAD_VALUES: list[tuple[str, Any, str]] = [
     ("model.lora.init_lora_weights", False, "saw false"),
     ("model.lora.target_modules", ["to_q", "to_q"], "each module once"),
     ("model.quantize", "fp8", "'auto', 'none' or 'nf4'"),
+    ("cache.vae", "fast", "'exact', 'folded' or 'tiled'"),
+    ("cache.batch_size", 0, "cache.batch_size: saw 0, expected 'auto', or greater than or equal to 1"),
+    ("cache.batch_size", 300, "cache.batch_size: saw 300, expected 'auto', or less than or equal to 256"),
+    ("cache.batch_size", True, "cache.batch_size: saw true, expected 'auto', or a valid integer"),
+    ("cache.batch_size", "4", "expected 'auto', or a valid integer; without quotes"),
     ("cache.use_cache", False, "text encoder"),
     ("logging.tracker_project_name", "a/b", "folder name"),
     ("logging.output_dir", "cache", "must differ"),
@@ -187,6 +196,9 @@ def test_bad_value_is_named_with_what_was_seen(key: str, value: Any, seen: str) 
     [
         ({"train.max_train_steps": None}, "saw neither"),
         ({"train.num_epochs": 2}, "saw both"),
+        ({"train.compile": True, "train.streamed_blocks": 2}, "compile: true and streamed_blocks 2"),
+        ({"train.graphs": True, "train.streamed_blocks": 2}, "graphs: true and streamed_blocks 2"),
+        ({"train.graphs": True, "model.lora.lora_dropout": 0.1}, "lora_dropout 0.1, expected one"),
         ({"validation.guidance_scale": 4.0, "validation.negative_prompt": ""}, "requires negative_prompt"),
     ],
 )
@@ -203,6 +215,9 @@ def test_keys_are_judged_together(overrides: dict[str, Any], seen: str) -> None:
         {"optimizer.init_args": {"lr": 1, "betas": [0.9, 0.99], "amsgrad": True}},
         {"model.lora.init_lora_weights": True},
         {"train.max_grad_norm": 0},
+        {"train.compile": True, "train.graphs": True, "train.streamed_blocks": 0},
+        {"train.gradient_checkpointing": 4, "train.streamed_blocks": 8},
+        {"train.gradient_checkpointing": "selective"},
     ],
 )
 def test_good_combinations_pass(overrides: dict[str, Any]) -> None:

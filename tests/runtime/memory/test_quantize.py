@@ -15,7 +15,7 @@ from runtime.config.model import Lora
 from runtime.errors import UserError
 from runtime.families.base import Conditioning
 from runtime.families.qwen_image_edit import QwenImageEdit
-from runtime.memory.quantize import load_nf4
+from runtime.memory import loading, nf4
 from runtime.training import trainables
 
 SINGLE = "diffusion_pytorch_model.safetensors"
@@ -23,7 +23,9 @@ SHARDS = [f"diffusion_pytorch_model-0000{part}-of-00002.safetensors" for part in
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    return load_nf4(QwenImageTransformer2DModel, folder, "cpu", dtype, blocks="transformer_blocks")
+    rule = nf4.rule_for("transformer", "transformer_blocks")
+    placement = loading.Placement(device="cpu", dtype=dtype, rule=rule)
+    return loading.load(QwenImageTransformer2DModel, folder, loading.Folder(folder), placement)
 
 
 @pytest.fixture(scope="module")
