@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from runtime import device as devices
 from runtime.config.model import Lora
 from runtime.device import Device
-from runtime.memory import nf4, quantize
+from runtime.quantize import nf4
+from runtime.quantize.layers import nf4_linear
 from runtime.training import layers, trainables
 
 MODES = ("ours", "ours, autocast", "peft, autocast", "peft", "bf16")
@@ -79,7 +80,7 @@ def make(where: Device, layers: int, quantized: str, shape: dict[str, Any]) -> A
             setattr(module, leaf, nn.Parameter(drawn, requires_grad=False))
         if quantized == "nf4" and isinstance(module, nn.Linear) and "blocks." in name:
             packed, state = nf4.quantize(module.weight, devices.quantizing(where.type))
-            made = quantize.nf4_linear(module, packed, state, where.type, torch.bfloat16)
+            made = nf4_linear(module, packed, state, where.type, torch.bfloat16)
             denoiser.set_submodule(name, made)
     return denoiser.to(where.type).train()
 

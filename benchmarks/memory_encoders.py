@@ -11,9 +11,9 @@ from runtime import device as devices
 from runtime.config.model import VaeMode
 from runtime.device import Device
 from runtime.files import GIB
-from runtime.memory import activations, architecture
 from runtime.memory import vae as single_images
-from runtime.memory.estimate import Settings
+from runtime.planning import activations, architecture
+from runtime.planning.estimate import Settings
 
 PROMPT = 64  # tokens beside those of the pictures
 SIDES = (512, 1024, 2048)

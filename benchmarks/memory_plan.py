@@ -32,9 +32,11 @@ from runtime.device import Device
 from runtime.families import registry
 from runtime.families.base import Conditioning
 from runtime.files import GIB
-from runtime.memory import architecture, checkpointing, estimate, loading, modulation, nf4
-from runtime.memory.estimate import Phase, Settings, Work
+from runtime.memory import checkpointing, loading, modulation
 from runtime.memory.loading import Piece, Placement, Wanted
+from runtime.planning import architecture, estimate
+from runtime.planning.estimate import Phase, Settings, Work
+from runtime.quantize import nf4
 from runtime.training import trainables
 from runtime.training.objective import Predictor
 

@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 
 from runtime import device as devices
+from runtime import shards
 from runtime.demo.series import BASE
 from runtime.device import Device
 from runtime.families.registry import load_family
-from runtime.memory import nf4, output_error, shards, streaming
-from runtime.memory.quantize import compute_in
 from runtime.progress import Progress
+from runtime.quantize import nf4, output_error, streaming
+from runtime.quantize.layers import compute_in
 
 ERROR_MAX, APART_MAX = 0.5, 0.02
 

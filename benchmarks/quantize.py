@@ -86,7 +86,7 @@ def write(folder: Path, wanted: dict[str, tuple[int, int]]) -> None:
     """One shard of N(0, 0.02) in bf16, a tensor at a time."""
     import torch
 
-    from runtime.memory.shards import Writer
+    from runtime.shards import Writer
 
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}", encoding="utf-8")
@@ -101,9 +101,10 @@ def measured(source: Path, target: Path, workers: int, device: str) -> dict[str,
     import torch
 
     from runtime import device as devices
+    from runtime import shards
     from runtime.files import GIB
-    from runtime.memory import nf4, shards, streaming
     from runtime.progress import Progress
+    from runtime.quantize import nf4, streaming
 
     name = source.name
     nf4.quantize(torch.zeros(64, 64), device)  # the libraries are loaded

@@ -19,7 +19,7 @@ from runtime.commands import dataset
 from runtime.commands.init import write_target
 from runtime.commands.plan import elsewhere
 from runtime.config.load import apply_overrides
-from runtime.memory.machines import MACHINES
+from runtime.planning.machines import MACHINES
 from runtime.workspace import Workspace
 
 PUBLISHED: dict[str, dict[str, Any]] = {

@@ -106,7 +106,7 @@ CASES: dict[str, Case] = {
         "as many controls as the family takes, their number free from sample to sample",
         MIXED,
         at("cache/test_build", "a_second_control_is_refused_for_a_family_of_one"),
-        at("memory/test_plan", "edit_plus_takes_several_controls"),
+        at("planning/test_plan", "edit_plus_takes_several_controls"),
     ),
     "B5": case(
         "one control where several are allowed",
@@ -268,7 +268,7 @@ CASES: dict[str, Case] = {
     "E16": case(
         "a parameter of the adapter costs 16 bytes, 10 with 8-bit states, and the plan counts them",
         at(PRECISION, "a_rank_costs_its_weights_gradients_and_states"),
-        at("memory/test_estimate", "adapter_gradient_and_state_are_four_four_and_eight_bytes"),
+        at("planning/test_estimate", "adapter_gradient_and_state_are_four_four_and_eight_bytes"),
         at("training/test_layers", "activations_are_kept_in_the_bases_dtype"),
         absent="a bf16 adapter: small updates are lost in it, so there is no option",
     ),

@@ -8,7 +8,7 @@ from typing import Any
 from runtime.adaptation.probes import Finding
 from runtime.config.model import Config
 from runtime.errors import ConfigError
-from runtime.memory.choice import Choice
+from runtime.planning.choice import Choice
 from runtime.workspace import Workspace
 
 EVIDENCE = "05-adaptation"

@@ -111,7 +111,7 @@ def nf4_layer(device: str, dtype: torch.dtype, say: Say) -> Measured:
         if error.name != "bitsandbytes":
             raise
         raise AbsentError("bitsandbytes") from error
-    from runtime.memory import nf4, quantize
+    from runtime.quantize import layers, nf4
 
     plain = nn.Linear(256, 128)
     weight, bias = drawn(128, 256, name="weight") * 0.02, drawn(128, name="bias")
@@ -121,7 +121,7 @@ def nf4_layer(device: str, dtype: torch.dtype, say: Say) -> Measured:
     packed, state = nf4.quantize(weight, place)
     restored = dequantize_4bit(packed, state).float().cpu()
     say(f"Linear4bit forward and backward on {device}")
-    linear = quantize.nf4_linear(plain, packed, state, device, dtype)
+    linear = layers.nf4_linear(plain, packed, state, device, dtype)
 
     def exact(x: Tensor) -> Tensor:
         return functional.linear(x, restored, bias)

@@ -20,8 +20,9 @@ from runtime.data.manifest import Manifest
 from runtime.errors import CacheError, DataError
 from runtime.families.facts import Facts
 from runtime.index import Index
-from runtime.memory import architecture, made, work
+from runtime.planning import architecture, work
 from runtime.progress import Progress
+from runtime.quantize import made
 from runtime.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from runtime.commands import common
 from runtime.commands.detach import LongCommand
 from runtime.config.load import load_config
 from runtime.config.resolve import resolve
-from runtime.memory import limit
+from runtime.planning import limit
 from runtime.progress import Progress
 from runtime.workspace import Workspace
 

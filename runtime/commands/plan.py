@@ -7,10 +7,10 @@ import click
 from runtime import files
 from runtime.commands import common
 from runtime.config.load import load_config
-from runtime.memory.estimate import Phase
-from runtime.memory.machines import MACHINES
-from runtime.memory.plan import EVIDENCE, Plan, make_plan
-from runtime.memory.survey import Answer, survey
+from runtime.planning.estimate import Phase
+from runtime.planning.machines import MACHINES
+from runtime.planning.plan import EVIDENCE, Plan, make_plan
+from runtime.planning.survey import Answer, survey
 from runtime.workspace import Workspace
 
 SHOWN = ("model.quantize", "train.streamed_blocks")

@@ -14,9 +14,9 @@ from runtime.config import load
 from runtime.config.load import Loaded
 from runtime.config.model import Config
 from runtime.errors import UserError
-from runtime.memory import architecture, estimate
-from runtime.memory.advice import SPARE_DISK_GIB
-from runtime.memory.plan import Plan, locate_model, make_plan
+from runtime.planning import architecture, estimate
+from runtime.planning.advice import SPARE_DISK_GIB
+from runtime.planning.plan import Plan, locate_model, make_plan
 from runtime.training import record
 from runtime.workspace import Workspace
 

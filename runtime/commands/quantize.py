@@ -9,9 +9,9 @@ import click
 from runtime.commands import common
 from runtime.commands.detach import LongCommand
 from runtime.config.model import DEVICES
-from runtime.memory.making import COMPONENTS, Wish, quantize
-from runtime.memory.making import wanted as wanted
 from runtime.progress import Progress
+from runtime.quantize.making import COMPONENTS, Wish, quantize
+from runtime.quantize.making import wanted as wanted
 from runtime.workspace import Workspace
 
 HURTS = 0.2  # relative error of a layer above which gate 06 says FAIL

@@ -15,8 +15,9 @@ from runtime.data import manifest
 from runtime.data.manifest import Manifest
 from runtime.data.sources import dataset_file
 from runtime.errors import UserError
-from runtime.memory import architecture, ladder, made, plan
-from runtime.memory.architecture import Architecture
+from runtime.planning import architecture, ladder, plan
+from runtime.planning.architecture import Architecture
+from runtime.quantize import made
 from runtime.workspace import Workspace
 
 

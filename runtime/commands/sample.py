@@ -18,8 +18,8 @@ from runtime.data.sample import Settings, Size
 from runtime.errors import UserError
 from runtime.families.facts import Facts
 from runtime.inference import validate
-from runtime.memory import made
 from runtime.progress import Progress
+from runtime.quantize import made
 from runtime.training import record
 from runtime.workspace import Workspace
 

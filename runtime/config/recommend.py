@@ -10,7 +10,7 @@ from typing import Any
 from runtime.data.manifest import Manifest
 from runtime.data.sample import Sample
 from runtime.errors import DataError
-from runtime.memory.architecture import Architecture
+from runtime.planning.architecture import Architecture
 
 PUBLISHED_PIXELS = 384 * 672  # the recipe that was validated on a 32 GiB AI PC
 DATASET_FILE_SIZE = (544, 960)  # musubi-tuner's default for a dataset file without `resolution`

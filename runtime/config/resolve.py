@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from runtime.adaptation.choices import refuse_broken
 from runtime.config.model import Config
-from runtime.memory.plan import Choice, resolve_choices
+from runtime.planning.plan import Choice, resolve_choices
 from runtime.workspace import Workspace
 
 

@@ -34,8 +34,8 @@ def of_names(names: Iterable[str]) -> str:
 
 def kind_of(path: Path) -> str:
     """Of a file, a folder, an index or a shard: as `of_names`. Raises UserError for files that are cut off."""
+    from runtime import shards
     from runtime.families import weights
-    from runtime.memory import shards
 
     return of_names(name for file in weights.files_of(path) for name in shards.read_header(file))
 

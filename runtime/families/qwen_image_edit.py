@@ -19,10 +19,11 @@ from runtime.errors import DataError
 from runtime.families import kinds, weights
 from runtime.families.base import Conditioning, Encoded, Encoders, PromptAsk
 from runtime.families.facts import QWEN_IMAGE_EDIT
-from runtime.memory import loading, modulation, nf4, spans
+from runtime.memory import loading, modulation, spans
 from runtime.memory import vae as single_images
 from runtime.memory.loading import Placement
 from runtime.memory.modulation import Request
+from runtime.quantize import nf4
 
 # Published schedule of Qwen-Image: mu runs on the line through these two points, sigma is
 # shifted by exp(mu). 1024 px is 4096 tokens and gives 2.000802574061872.
@@ -284,7 +285,7 @@ def _load_text_encoder(model: Path, dtype: torch.dtype, made: Path | None) -> An
     from transformers.utils.logging import disable_progress_bar
 
     from runtime.families import kinds
-    from runtime.memory.quantize import compute_in
+    from runtime.quantize.layers import compute_in
 
     disable_progress_bar()  # ours shows the whole phase, and logs stay readable
     kinds.expect(made or model / "text_encoder", "text encoder")

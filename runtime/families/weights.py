@@ -18,13 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from runtime import files
+from runtime import files, shards
 from runtime.errors import UserError
 from runtime.families import kinds
 from runtime.families.facts import Facts
-from runtime.memory import shards
 from runtime.memory.loading import Piece, Wanted
-from runtime.memory.shards import Entry
+from runtime.shards import Entry
 
 PREFIXES = ("model.diffusion_model.", "diffusion_model.", "transformer.")
 OTHERS = ("first_stage_model.", "vae.", "cond_stage_model.", "text_encoders.", "conditioner.")

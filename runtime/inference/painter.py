@@ -7,12 +7,12 @@ from pathlib import Path
 from PIL import Image
 from torch import Tensor
 
-from runtime import device
+from runtime import device, shards
 from runtime.config.model import Config
 from runtime.families.base import Family
 from runtime.inference import sampler
 from runtime.inference.sampler import Task
-from runtime.memory import offload, shards
+from runtime.memory import offload
 from runtime.memory.modulation import Request
 from runtime.training import naming, trainables
 from runtime.training.objective import Predictor

@@ -23,8 +23,8 @@ from runtime.errors import UserError
 from runtime.inference import heldout, sampler
 from runtime.inference.comparison import Row, grid
 from runtime.inference.painter import VARIANTS, Painter
-from runtime.memory import limit
 from runtime.memory.modulation import Request
+from runtime.planning import limit
 from runtime.progress import Progress
 from runtime.training import ahead, checkpoints, record, trainables
 from runtime.workspace import Workspace

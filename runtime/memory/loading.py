@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from runtime import device as devices
+from runtime import shards
 from runtime.errors import UserError
-from runtime.memory import nf4, shards
-from runtime.memory.quantize import nf4_linear
+from runtime.quantize import nf4
+from runtime.quantize.layers import nf4_linear
 
 Wanted = Callable[[str], bool]
 """Whether a tensor of that name is to be read."""

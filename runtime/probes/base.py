@@ -7,8 +7,8 @@ from typing import Any
 
 from runtime.errors import UserError
 from runtime.files import GIB
-from runtime.memory import architecture
-from runtime.memory.plan import locate_model
+from runtime.planning import architecture
+from runtime.planning.plan import locate_model
 from runtime.workspace import Workspace
 
 # Qwen-Image-Edit as published, bf16; the later editions are of the same size.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.files import GIB
-from runtime.memory.budget import ram_gib
+from runtime.planning.budget import ram_gib
 from runtime.probes import adapters, base, child, torch_facts
 from runtime.probes.adapters import Adapter
 from runtime.probes.child import Outcome

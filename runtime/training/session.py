@@ -16,7 +16,8 @@ from runtime.device import Device
 from runtime.families import rotary
 from runtime.families.base import Conditioning, Family
 from runtime.families.weights import open_denoiser_weights
-from runtime.memory import checkpointing, limit, offload
+from runtime.memory import checkpointing, offload
+from runtime.planning import limit
 from runtime.training import ahead, checkpoints, optimizers, pretrained, record, samples, trainables
 from runtime.training.batches import Batches
 from runtime.training.checkpoints import Trained

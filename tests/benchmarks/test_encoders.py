@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from runtime.cache import encode
 from runtime.families.base import PromptAsk
 from runtime.families.qwen_image_edit import QwenImageEdit
-from runtime.memory import architecture
+from runtime.planning import architecture
 
 TEXT = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
 VISION = {**random_base.PUBLISHED_VISION, "depth": 3, "hidden_size": 32, "num_heads": 2}

@@ -21,7 +21,7 @@ from runtime.cache import encode
 from runtime.config import load
 from runtime.errors import UserError
 from runtime.inference import heldout, validate
-from runtime.memory import budget, plan
+from runtime.planning import budget, plan
 from runtime.progress import Progress
 from runtime.training import checkpoints, loop, trainables
 from runtime.training.batches import Batches

@@ -104,8 +104,8 @@ def test_auto_is_what_was_measured(lab: Any) -> None:
 
 
 def test_a_broken_quantizer_leaves_the_base_plain(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from runtime.memory import choices as rules
-    from runtime.memory.choices import Choice
+    from runtime.planning import choices as rules
+    from runtime.planning.choices import Choice
 
     monkeypatch.setattr(rules, "_quantize", lambda *arguments: Choice(value="nf4", reason="the rule"))
     assert resolve(lab.workspace, lab.configure().config).config.model.quantize == "nf4"
@@ -183,7 +183,7 @@ def test_a_fit_is_refused_before_anything_is_loaded(lab: Any) -> None:
 
 
 def test_the_plan_counts_on_what_was_measured(lab: Any) -> None:
-    from runtime.memory.plan import make_plan
+    from runtime.planning.plan import make_plan
 
     record(lab, evidence(train__mixed_precision="bf16"))
     lab.configure()

@@ -81,15 +81,15 @@ def test_a_state_that_is_not_8_bit_is_no_pass(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_nf4_that_dequantizes_another_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    from runtime.memory import quantize
+    from runtime.quantize import layers
 
-    made = quantize.nf4_linear
+    made = layers.nf4_linear
 
     def scaled(*args: Any) -> Any:
         linear = made(*args)
         return lambda x: linear(x) * 1.5
 
-    monkeypatch.setattr(quantize, "nf4_linear", scaled)
+    monkeypatch.setattr(layers, "nf4_linear", scaled)
     assert run("nf4-layer").error > 0.1
 
 

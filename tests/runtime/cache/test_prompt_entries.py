@@ -78,7 +78,7 @@ def test_seed_and_steps_leave_the_entry_as_it_is(written: Any) -> None:
 
 @pytest.mark.parametrize("step", ["cache", "plan"])
 def test_a_size_that_is_no_multiple_is_refused(written: Any, step: str) -> None:
-    from runtime.memory.plan import make_plan
+    from runtime.planning.plan import make_plan
 
     (written.root / "dataset" / "p.txt").write_text(LINES.replace("--w 48", "--w 50"), encoding="utf-8")
     loaded = written.configure(CHANGES)
@@ -87,7 +87,7 @@ def test_a_size_that_is_no_multiple_is_refused(written: Any, step: str) -> None:
 
 
 def test_the_plan_counts_what_the_file_asks_for(written: Any) -> None:
-    from runtime.memory.plan import make_plan
+    from runtime.planning.plan import make_plan
 
     wide = LINES.replace("--w 48 --h 32", "--w 1024 --h 1024")
     (written.root / "dataset" / "p.txt").write_text(wide, encoding="utf-8")

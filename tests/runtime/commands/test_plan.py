@@ -10,9 +10,9 @@ from click.testing import CliRunner, Result
 from runtime import files
 from runtime.commands import dataset, recommend
 from runtime.commands.plan import command
-from runtime.memory import budget
-from runtime.memory.machines import MACHINES
-from runtime.memory.plan import EVIDENCE
+from runtime.planning import budget
+from runtime.planning.machines import MACHINES
+from runtime.planning.plan import EVIDENCE
 from runtime.workspace import Workspace
 
 SCHEMAS = Path(__file__).parents[3] / "schemas"

@@ -9,13 +9,13 @@ import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 
-from runtime import files
+from runtime import files, shards
 from runtime.cache import encode
 from runtime.commands.quantize import command
 from runtime.config.resolve import resolve
 from runtime.errors import CacheError, UserError
-from runtime.memory import made, nf4, shards
-from runtime.memory.made import EVIDENCE
+from runtime.quantize import made, nf4
+from runtime.quantize.made import EVIDENCE
 from runtime.training import session
 
 

@@ -9,8 +9,8 @@ from runtime.commands.init import write_target
 from runtime.commands.recommend import command
 from runtime.config.load import load_config
 from runtime.errors import UserError
-from runtime.memory import ladder, plan
-from runtime.memory.ladder import Rung
+from runtime.planning import ladder, plan
+from runtime.planning.ladder import Rung
 from runtime.workspace import Workspace
 
 

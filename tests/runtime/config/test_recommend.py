@@ -8,7 +8,7 @@ import yaml
 from runtime.config.load import load_config
 from runtime.config.recommend import Value, recommend, recommended_steps, render, target_size
 from runtime.errors import DataError
-from runtime.memory import architecture
+from runtime.planning import architecture
 
 
 @pytest.mark.parametrize(

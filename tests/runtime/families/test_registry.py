@@ -38,7 +38,7 @@ def test_facts_cost_no_torch(tmp_path: Path) -> None:
     """`finetune plan`, and `finetune cache` with nothing to do, start without the seconds that it takes."""
     model = folder(tmp_path, '{"_class_name": "QwenImageEditPlusPipeline"}')
     code = (
-        "import sys, pathlib, runtime.memory.architecture, runtime.families.registry as registry\n"
+        "import sys, pathlib, runtime.planning.architecture, runtime.families.registry as registry\n"
         "print(registry.facts(pathlib.Path(sys.argv[1])).name)\n"
         "print(sorted({'torch', 'diffusers', 'transformers'} & set(sys.modules)))"
     )

@@ -10,13 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from runtime import files
+from runtime import files, shards
 from runtime.errors import UserError
 from runtime.families import kinds, weights
 from runtime.families.base import Conditioning
 from runtime.families.qwen_image_edit import QwenImageEdit
 from runtime.families.qwen_image_edit_plus import QwenImageEditPlus
-from runtime.memory import shards
 
 BLOCK = "transformer_blocks.0.attn.to_q.weight"
 Tensors = dict[str, Tensor]

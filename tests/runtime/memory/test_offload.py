@@ -14,8 +14,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from runtime.config.model import Lora
 from runtime.device import Copy, Device, Feed
-from runtime.memory import hosting, nf4, offload, quantize
+from runtime.memory import hosting, offload
 from runtime.memory.offload import Held, Streamed, held, picked, runs, stream, together
+from runtime.quantize import layers, nf4
 from runtime.training import trainables
 from runtime.training.trainables import Adapter
 
@@ -40,7 +41,7 @@ def base(packed: bool, half: bool) -> Any:
     for name, module in list(made.named_modules()):
         if packed and type(module) is nn.Linear and name.startswith("transformer_blocks."):
             weight, state = nf4.quantize(module.weight, "cpu")
-            made.set_submodule(name, quantize.nf4_linear(module, weight, state, "cpu", dtype))
+            made.set_submodule(name, layers.nf4_linear(module, weight, state, "cpu", dtype))
     made.is_loaded_in_4bit = packed
     return made
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from runtime.config.learning import LrScheduler, Optimizer
 from runtime.errors import ConfigError
-from runtime.memory import estimate
+from runtime.planning import estimate
 from runtime.training import optimizers
 from runtime.training.optimizers import PROVEN, Proven
 

@@ -14,7 +14,7 @@ from runtime.commands import quantize
 from runtime.config.resolve import resolve
 from runtime.errors import ResumeError, UserError
 from runtime.families import weights
-from runtime.memory import made
+from runtime.quantize import made
 from runtime.training import adapter_file, checkpoints, loop, trainables
 
 SHORT = {"train.max_train_steps": 4, "train.checkpointing_steps": 2}

@@ -1,0 +1,87 @@
+"""The denoiser's answer, plain and packed, block by block: as with the whole of it in memory, one block alive."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from runtime import device
+from runtime.families.qwen_image_edit import QwenImageEdit
+from runtime.memory.loading import Placement
+from runtime.progress import Progress
+from runtime.quantize import nf4, output_error, streaming
+
+SINGLE = "diffusion_pytorch_model.safetensors"
+QUIET = Progress(quiet=True)
+FAMILY = QwenImageEdit()
+
+
+@pytest.fixture(scope="module")
+def packed(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("packed") / "transformer"
+    rule = nf4.rule_for("transformer", FAMILY.facts.blocks)
+    job = streaming.Job(
+        component="transformer", source=nano / "transformer", target=target, rule=rule, device="cpu"
+    )
+    streaming.quantize(job, QUIET)
+    return target
+
+
+def answer(folder: Path) -> Tensor:
+    return output_error.answer(FAMILY, folder, device.pick("cpu"), torch.float32, QUIET)
+
+
+def test_as_with_all_of_it_in_memory(nano: Path, packed: Path) -> None:
+    answers = []
+    for quantize, made in (("none", None), ("nf4", packed)):
+        whole = FAMILY.load_denoiser(nano, device="cpu", dtype=torch.float32, quantize=quantize, made=made)
+        expected = output_error._ask(FAMILY, whole, "cpu", torch.float32)
+        answers.append(expected)
+        assert torch.equal(answer(made or nano / "transformer"), expected)
+    plain, moved = answers
+    found = output_error.measure(FAMILY, nano / "transformer", packed, "cpu", QUIET)
+    assert found.value == pytest.approx(float((moved - plain).norm() / plain.norm()), rel=1e-6)
+    assert "block by block" in found.reason
+
+
+def test_weights_of_one_block_are_in_memory(nano: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put, models, most = Placement.put, [], 0
+
+    def counting(self: Placement, model: Any, piece: Any) -> None:
+        nonlocal most
+        put(self, model, piece)
+        models[:] = [model]
+        real = [
+            index
+            for index, block in enumerate(model.transformer_blocks)
+            if any(not parameter.is_meta for parameter in block.parameters())
+        ]
+        most = max(most, len(real))
+
+    monkeypatch.setattr(Placement, "put", counting)
+    answer(nano / "transformer")
+    assert most == 1 and models
+
+
+def test_a_planted_bad_layer_is_found(nano: Path, packed: Path, tmp_path: Path) -> None:
+    good = output_error.measure(FAMILY, nano / "transformer", packed, "cpu", QUIET)
+    spoilt = tmp_path / "transformer"
+    shutil.copytree(packed, spoilt)
+    tensors = {name: tensor.clone() for name, tensor in load_file(packed / SINGLE).items()}
+    tensors["transformer_blocks.0.img_mod.1.weight.nested_absmax"] *= 50
+    save_file(tensors, spoilt / SINGLE, metadata={"format": "pt"})
+    bad = output_error.measure(FAMILY, nano / "transformer", spoilt, "cpu", QUIET)
+    assert good.value is not None and bad.value is not None
+    assert good.value < 0.5 < bad.value
+
+
+def test_where_there_is_nothing_to_compare_with(packed: Path, tmp_path: Path) -> None:
+    found = output_error.measure(FAMILY, packed, packed, "cpu", QUIET)
+    assert found.value is None and "own denoiser is NF4" in found.reason
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    found = output_error.measure(FAMILY, tmp_path, packed, "cpu", QUIET)
+    assert found.value is None and "not here any more" in found.reason
