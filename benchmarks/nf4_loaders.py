@@ -28,10 +28,10 @@ from runtime import device as devices
 from runtime import shards
 from runtime.demo.series import BASE
 from runtime.device import Device
+from runtime.families import text_encoder
 from runtime.families.registry import load_family
 from runtime.progress import Progress
 from runtime.quantize import nf4, output_error, streaming
-from runtime.quantize.layers import compute_in
 
 ERROR_MAX, APART_MAX = 0.5, 0.02
 
@@ -106,10 +106,8 @@ def denoisers(made: Path, where: Device, dtype: torch.dtype) -> list[dict[str, A
 def text_encoders(made: Path, where: Device, dtype: torch.dtype) -> list[dict[str, Any]]:
     from transformers import Qwen2_5_VLForConditionalGeneration as Encoder
 
-    def on_the_cpu() -> Any:
-        """As the families load it: there, then moved."""
-        model = Encoder.from_pretrained(made, dtype=dtype, device_map={"": "cpu"})
-        return compute_in(model, dtype).to(where.type)
+    def ours() -> Any:
+        return text_encoder.load(made, device=where.type, dtype=dtype)
 
     def at_once() -> Any:
         return Encoder.from_pretrained(made, dtype=dtype, device_map={"": where.type})
@@ -120,7 +118,7 @@ def text_encoders(made: Path, where: Device, dtype: torch.dtype) -> list[dict[st
             return model.eval().model(input_ids=ids, use_cache=False).last_hidden_state.float().cpu()  # type: ignore[no-any-return]
 
     plain = ask(Encoder.from_pretrained(BASE / "text_encoder", dtype=dtype).to(where.type))
-    loaders = {"ours": (on_the_cpu, None), "transformers": (at_once, None)}
+    loaders = {"ours": (ours, None), "transformers": (at_once, None)}
     return compared("text_encoder", made, plain, ask, loaders)
 
 

@@ -27,6 +27,7 @@ from gates.workspace import Workspace
 REMEDY = "finetune cache"
 DATASET, SCAN = ".gates/evidence/02-dataset.json", "finetune dataset"
 TENSORS = "tensors.safetensors"
+UNNAMED_MODE = "exact"  # of a VAE in a manifest that names none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +257,10 @@ def _settings_faults(cached: dict[str, Any], settings: dict[str, Any]) -> Iterat
         used = made.get("compute_dtype", made.get("dtype")) if isinstance(made, dict) else None
         if value != "auto" and used != value:
             yield f"cache.dtypes.{name}: {used} in the cache, {value} configured"
+    vae, mode = encoders.get("vae"), settings["cache"]["vae"]
+    used = vae.get("mode", UNNAMED_MODE) if isinstance(vae, dict) else None
+    if used != mode:
+        yield f"cache.vae: {used} in the cache, {mode} configured"
 
 
 def encoders(cache: Cache) -> dict[str, dict[str, Any]]:

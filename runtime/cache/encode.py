@@ -73,6 +73,28 @@ def load(
     )
 
 
+def unload(encoders: "Encoders", where: device.Device) -> None:
+    """Nothing of the models is left on their device, also where the caller still holds `encoders`."""
+    encoders.pipeline.register_modules(**dict.fromkeys(BOTH))
+    device.free_cached(where)
+
+
+def one_after_other(
+    family: "Family", model: Path, config: Config, made: Mapping[str, Path], want: Wanted
+) -> Encoded:
+    """All of one sample, by encoders of which never two are in memory; a VAE is loaded only for pictures."""
+    whole = Encoded()
+    for component in BOTH:
+        if component == "vae" and want.target is None and not want.controls:
+            continue
+        encoders = load(family, model, config, made, only=component)
+        found = encode(family, encoders, config, [want])[0]
+        unload(encoders, device.pick(getattr(config.cache.devices, component)))
+        whole.tensors.update(found.tensors)
+        whole.notes.extend(found.notes)
+    return whole
+
+
 def encode(
     family: "Family",
     encoders: "Encoders",

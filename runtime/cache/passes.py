@@ -109,9 +109,7 @@ def _alone(job: "Job", component: Component, tally: Tally, progress: Progress) -
     finally:
         if where.is_accelerator:
             tally.peak_gib[component] = device.memory(where).peak_gib
-        # The caller's name for it goes with its frame; what the pipeline ties together goes here.
-        encoders.pipeline.register_modules(**dict.fromkeys(encode.BOTH))
-        device.free_cached(where)
+        encode.unload(encoders, where)  # the caller's name for it goes with its frame
 
 
 def _encoded(

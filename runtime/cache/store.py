@@ -168,6 +168,18 @@ class Store:
         with contextlib.suppress(OSError):  # absent, or with files of others in it
             folder.rmdir()
 
+    def has_parts(self) -> bool:
+        """Whether a cache phase that was killed left embeddings; false while one goes on, which needs its own."""
+        from filelock import FileLock, Timeout
+
+        if not any(FOLDER.fullmatch(path.stem) for path in (self.root / PARTS).glob("*.safetensors")):
+            return False
+        try:
+            with FileLock(self.root / LOCK, timeout=0):
+                return True
+        except Timeout:
+            return False
+
     def read(self, folder: str) -> "dict[str, Tensor]":
         from safetensors import SafetensorError
         from safetensors.torch import load_file

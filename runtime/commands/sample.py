@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from runtime import device, files
+from runtime import files
 from runtime.commands import common
 from runtime.commands.detach import LongCommand
 from runtime.config.load import load_config
@@ -85,10 +85,9 @@ def command(
     folder = None if checkpoint == "none" else validate.find_checkpoint(project, checkpoint, workspace.root)
     progress = Progress()
     progress.say("encoding the prompt" + (" with its picture" if images else ""))
-    encoded = encode.encode(family, encode.load(family, model, config, quantized), config, [want])
-    device.free_cached(
-        device.pick(config.hardware.device)
-    )  # the text encoder is gone before the denoiser comes
+    encoded = encode.one_after_other(family, model, config, quantized, want)
+    for note in encoded.notes:
+        progress.say(note)
     progress.say("painting")
     chosen = config.validation.seed if seed is None else seed
     task = replace(sampler.task_of(config.validation, "own", size or usual), seed=chosen)
@@ -97,7 +96,7 @@ def command(
         groups = ahead.of_pictures(family, model, [task])
         table = ahead.request(workspace, config, model, quantized, groups, progress.say)
     painter = Painter(family, model, config, folder, quantized, table)
-    latents, _ = painter.sample(task, encoded[0].tensors)
+    latents, _ = painter.sample(task, encoded.tensors)
     picture = painter.picture(latents)
     path = Path(out).expanduser().resolve()
     files.write_with(path, lambda temporary: picture.save(temporary, format="PNG"))

@@ -138,10 +138,12 @@ class Family(Protocol):
         weight: Path | None = None,
         table: Request | None = None,
         streamed: int = 0,
+        keep: tuple[str, ...] = (),
     ) -> nn.Module:
         """The denoiser, frozen; `quantize` is `none` or `nf4`.
 
         `made`: what step 06 made of it; without, NF4 is made while loading, the same bits.
+        `keep`: patterns of linears that then stay plain; what is packed already is taken as it is.
         `weight`: a checkpoint that is loaded instead of the model's own; it goes before `made`.
         `table`: which sigmas will be asked for; the modulation then is a table of these and no weights of it are kept.
         `streamed`: so many blocks stay in host memory, those that `runtime.memory.offload` streams.

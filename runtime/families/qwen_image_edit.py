@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from runtime.config.model import VaeMode
 from runtime.errors import DataError
 from runtime.families import kinds, weights
+from runtime.families import text_encoder as text_encoders
 from runtime.families.base import Conditioning, Encoded, Encoders, PromptAsk
 from runtime.families.facts import QWEN_IMAGE_EDIT
 from runtime.memory import loading, modulation, spans
@@ -24,6 +25,7 @@ from runtime.memory import vae as single_images
 from runtime.memory.loading import Placement
 from runtime.memory.modulation import Request
 from runtime.quantize import nf4
+from runtime.quantize.made import is_packed
 
 # Published schedule of Qwen-Image: mu runs on the line through these two points, sigma is
 # shifted by exp(mu). 1024 px is 4096 tokens and gives 2.000802574061872.
@@ -51,11 +53,12 @@ class QwenImageEdit:
         vae_mode: VaeMode = "exact",
     ) -> Encoders:
         processor = _load_processor(model) if text_encoder else None
-        encoder = _load_text_encoder(model, text_dtype, made_text_encoder) if text_encoder else None
+        folder = made_text_encoder or model / "text_encoder"
+        encoder = text_encoders.load(folder, device=text_device, dtype=text_dtype) if text_encoder else None
         pipeline = self.pipeline_class(
             scheduler=None,
             vae=self.load_vae(model, device=vae_device, dtype=vae_dtype, mode=vae_mode) if vae else None,
-            text_encoder=encoder.to(text_device) if encoder is not None else None,
+            text_encoder=encoder,
             tokenizer=processor.tokenizer if processor is not None else None,
             processor=processor,
             transformer=None,
@@ -85,6 +88,7 @@ class QwenImageEdit:
         weight: Path | None = None,
         table: Request | None = None,
         streamed: int = 0,
+        keep: tuple[str, ...] = (),
     ) -> nn.Module:
         from diffusers import QwenImageTransformer2DModel
 
@@ -97,12 +101,14 @@ class QwenImageEdit:
             weights.refuse_differences(loading.empty(QwenImageTransformer2DModel, folder, changes), source)
         elif folder == model / "transformer":
             kinds.expect(folder, "denoiser")
+        # What lies packed has been decided on: its plain linears were kept, and stay so.
+        packing = quantize == "nf4" and (weight is not None or not is_packed(folder))
         layers = int(QwenImageTransformer2DModel.load_config(folder)["num_layers"])
         away = tuple(f"{facts.blocks}.{index}." for index in spans.picked(layers, streamed) if streamed)
         placement = Placement(
             device=device,
             dtype=dtype,
-            rule=nf4.rule_for("transformer", facts.blocks) if quantize == "nf4" else None,
+            rule=nf4.rule_for("transformer", facts.blocks, keep) if packing else None,
             on_host=lambda name: name.startswith(away),
         )
         denoiser = loading.load(
@@ -278,29 +284,6 @@ def cut_prompt(tokenizer: Any, prompt: str, max_tokens: int) -> tuple[str, str]:
         return prompt, ""
     end = spans[max_tokens][0]
     return prompt[:end], prompt[end:]
-
-
-def _load_text_encoder(model: Path, dtype: torch.dtype, made: Path | None) -> Any:
-    from transformers import Qwen2_5_VLForConditionalGeneration
-    from transformers.utils.logging import disable_progress_bar
-
-    from runtime.families import kinds
-    from runtime.quantize.layers import compute_in
-
-    disable_progress_bar()  # ours shows the whole phase, and logs stay readable
-    kinds.expect(made or model / "text_encoder", "text encoder")
-    encoder = Qwen2_5_VLForConditionalGeneration.from_pretrained(
-        made or model / "text_encoder",
-        dtype=dtype,
-        local_files_only=True,
-        use_safetensors=True,
-        # Without a map a packed model goes to whatever accelerator there is, after one large
-        # warm-up allocation; with this one it is read on the CPU and moved.
-        device_map={"": "cpu"} if made else None,
-    )
-    if made:
-        compute_in(encoder, dtype)
-    return encoder.requires_grad_(False).eval()
 
 
 def _load_processor(model: Path) -> Any:

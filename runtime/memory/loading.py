@@ -115,9 +115,23 @@ def load(
 ) -> nn.Module:
     """A frozen `model_class` of the config in `folder`, its weights from `source`.
 
+    As `fill`; `changes` are of the config.
+    """
+    return fill(empty(model_class, folder, changes), folder, source, placement, left_out=left_out)
+
+
+def fill(
+    model: nn.Module,
+    folder: Path,
+    source: Source,
+    placement: Placement,
+    *,
+    left_out: Wanted = lambda name: False,
+) -> nn.Module:
+    """`model`, made empty of the config in `folder`, frozen and with weights from `source`.
+
     What is `left_out` stays without storage. Raises UserError where `source` lacks a tensor, or has one too many.
     """
-    model = empty(model_class, folder, changes)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for piece in source.pieces(lambda name: not left_out(name)):
         if shapes.get(piece.name) != piece.shape:

@@ -11,24 +11,6 @@ from torch import Tensor, nn
 from runtime.quantize import nf4
 
 
-def compute_in(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """`model`, whose packed layers a library has loaded, computing in `dtype`; packed weights stay as they are.
-
-    The library leaves the others in the dtype of the file, whatever it was asked for.
-    """
-    from bitsandbytes.nn import Linear4bit
-
-    for module in model.modules():
-        if isinstance(module, Linear4bit):
-            module.compute_dtype = dtype
-            module.weight.quant_state.dtype = dtype
-            _never_repack(module)
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
-    return model
-
-
 def nf4_linear(source: nn.Linear, packed: Tensor, state: Any, device: str, dtype: torch.dtype) -> nn.Module:
     """`source` with a packed weight, computing in `dtype` on `device`."""
     import bitsandbytes as bnb

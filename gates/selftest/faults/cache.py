@@ -131,6 +131,16 @@ FAULTS: tuple[Fault, ...] = (
         lambda m: m.edit_config(lambda c: c["data"].update(caption_dropout_rate=0.1)),
     ),
     fault(
+        "the VAE another way than it encoded",
+        {"cache/cache-matches-config"},
+        lambda m: m.edit_config(lambda c: c.setdefault("cache", {}).update(vae="folded")),
+    ),
+    fault(
+        "a cache of tiles where none are configured",
+        {"cache/cache-matches-config"},
+        rebuild(lambda dataset, settings: settings["encoders"]["vae"].update(mode="tiled")),
+    ),
+    fault(
         "guidance without negative embeddings",
         {"cache/cache-matches-config"},
         lambda m: m.edit_config(lambda c: c.update(validation={"guidance_scale": 4.0})),

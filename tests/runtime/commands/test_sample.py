@@ -1,12 +1,16 @@
 """`finetune sample`: one's own picture and prompt; what can't be is said."""
 
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from runtime import cli
+from runtime.cache import encode
+from runtime.inference.painter import Painter
 
 
 def sample(lab: Any, *line: str) -> int:
@@ -49,6 +53,47 @@ def test_a_prompt_alone_is_painted(lab: Any) -> None:
     line = ["--prompt", "a red circle", "--checkpoint", "none", "--out", str(lab.root / "out.png")]
     assert cli.main(["sample", "--workspace", str(lab.root), *line]) == 0
     assert pixels(lab).shape == (64, 64, 3)
+
+
+def test_never_two_models_in_memory(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what they make in turn is what both make together; a VAE comes only for pictures."""
+    lab.configure()
+    loaded: list[tuple[str, Any]] = []
+    alone, painter, made = encode.load, Painter.__init__, list[list[str]]()
+
+    def nothing_left() -> bool:
+        return all(model() is None for _, model in loaded)
+
+    def load(*given: Any, only: Any) -> Any:
+        assert nothing_left()
+        encoders = alone(*given, only=only)
+        loaded.append((only, weakref.ref(getattr(encoders.pipeline, only))))
+        return encoders
+
+    def paint(self: Any, *given: Any) -> None:
+        assert nothing_left()
+        painter(self, *given)
+
+    def both(*given: Any) -> Any:
+        found = in_turn(*given)
+        *model, want = given
+        together = encode.encode(model[0], alone(*model), model[2], [want])[0]
+        assert found.tensors.keys() == together.tensors.keys() and found.notes == together.notes
+        assert all(torch.equal(found.tensors[name], tensor) for name, tensor in together.tensors.items())
+        made.append(sorted(found.tensors))
+        return found
+
+    in_turn = encode.one_after_other
+    monkeypatch.setattr(encode, "load", load)
+    monkeypatch.setattr(Painter, "__init__", paint)
+    monkeypatch.setattr(encode, "one_after_other", both)
+    assert sample(lab, "--checkpoint", "none") == 0
+    assert [name for name, _ in loaded] == ["text_encoder", "vae"]
+    loaded.clear()
+    line = ["--prompt", "a red circle", "--checkpoint", "none", "--out", str(lab.root / "out.png")]
+    assert cli.main(["sample", "--workspace", str(lab.root), *line]) == 0
+    assert [name for name, _ in loaded] == ["text_encoder"]
+    assert made == [["control_0", "prompt_embeds"], ["prompt_embeds"]]
 
 
 @pytest.mark.parametrize(
