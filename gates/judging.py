@@ -26,7 +26,8 @@ def input_faults(e: RunEvidence, overridable: Collection[str]) -> list[str]:
     record = e.record
     faults = config_differences(record["config"], e.config.get(), overridable)
     used = with_defaults(configs.overridden(with_defaults(record["config"]), record["overrides"]))
-    faults += configs.unresolved(configs.without(used, *LATER), record["resolved"])
+    # A run of an earlier version knew no keys that came later: it did what their defaults say.
+    faults += configs.unresolved(configs.without(used, *LATER), with_defaults(record["resolved"]))
     faults += [f"{key} was overridden" for key in sorted(set(record["overrides"]) - set(overridable))]
     if document_digest(record["config"]) != record["config_digest"]:
         faults.append("config_digest is not that of the recorded config")

@@ -38,16 +38,22 @@ class Painter:
         self.device = device.pick(config.hardware.device)
         self.dtype = device.compute_dtype(self.device, config.train.mixed_precision)
         streamed = config.train.streamed_blocks if config.train.streamed_blocks != "auto" else 0
+        live = checkpoint is not None and _moves_modulation(family, checkpoint)
         denoiser = family.load_denoiser(
             model,
             device=self.device.type,
             dtype=self.dtype,
             quantize=config.model.quantize,
+            keep=config.model.nf4_keep,
             made=(made or {}).get("transformer"),
             weight=(made or {}).get("transformer_weight"),
             streamed=streamed,
-            table=None if checkpoint is not None and _moves_modulation(family, checkpoint) else table,
+            table=None if live else table,
         )
+        self.note = (
+            "the adapter moves modulation, whose weights are loaded after all" if live and table else ""
+        )
+        """What differs from what was asked for."""
         self.adapter: Adapter | None = None
         if checkpoint is not None:
             self.adapter = trainables.load_adapter(denoiser, checkpoint)

@@ -87,6 +87,8 @@ def validate(workspace: Workspace, loaded: Loaded, checkpoint: Path, progress: P
     asked = {prompt.name: prompt.asked for prompt in prompts_of(config, workspace)}
     table = _table(job, entries, asked, progress) if config.train.cached_modulation is True else None
     painter = Painter(job.family, job.model, config, checkpoint, job.made, table)
+    if painter.note:
+        progress.say(f"note: {painter.note}")
     out = checkpoint.parent / "validation"
     rows, samples = [], []
     for entry in progress.over(entries, "validate", unit="sample"):

@@ -12,7 +12,9 @@ A row is [modulations, width] in the denoiser's dtype: 4.3 MiB at the published 
 product of always 64 rows, so a row does not depend on how long the run is, and a resumed run reads the same bits.
 """
 
+import os
 import struct
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -123,9 +125,10 @@ def install(denoiser: Any, facts: Facts, source: Source, placement: Placement, r
     folder = request.folder / files.document_digest(made_from)[:16]
     zero = bool(getattr(denoiser.config, "zero_cond_t", False))
     chunks = _chunks([*request.groups, *([[0.0]] if zero else [])])
-    absent = {name: sigmas for name, sigmas in chunks.items() if not (folder / name).is_file()}
+    size = ROWS * shape[0] * shape[1] * placement.dtype.itemsize
+    absent = {name: sigmas for name, sigmas in chunks.items() if not _is_whole(folder / name, size)}
     if absent:
-        _refuse_full_disk(folder, len(absent), shape, placement.dtype)
+        _refuse_full_disk(folder, len(absent) * size)
         count = sum(map(len, absent.values()))
         request.report(f"modulation of {count} sigmas, into {request.folder.name}/{folder.name}")
         maker = Maker(denoiser, facts, linears, shape, placement)
@@ -174,10 +177,13 @@ def _read_index(folder: Path) -> dict[str, list[float]]:
     return {name: sigmas for name, sigmas in known.items() if (folder / name).is_file()}
 
 
-def _refuse_full_disk(folder: Path, count: int, shape: tuple[int, int], dtype: torch.dtype) -> None:
+def _is_whole(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
+
+
+def _refuse_full_disk(folder: Path, needed: int) -> None:
     import shutil
 
-    needed = count * ROWS * shape[0] * shape[1] * dtype.itemsize
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if needed + SPARE_BYTES > free:
@@ -186,6 +192,14 @@ def _refuse_full_disk(folder: Path, count: int, shape: tuple[int, int], dtype: t
             f"spare, {free / files.GIB:.1f} GiB are free in {folder.parent}",
             remedy="free some space, or set train.cached_modulation: false in config.yaml, then finetune plan",
         )
+
+
+def _appear(path: Path, target: Path) -> None:
+    """Under its name, unless another process was first: the two are the same bytes, and one may be in use."""
+    if _is_whole(target, path.stat().st_size):
+        return
+    files.sync(path)
+    files.rename(path, target)
 
 
 class Maker:
@@ -205,9 +219,19 @@ class Maker:
 
     @torch.no_grad()
     def make(self, source: Source, folder: Path, chunks: dict[str, list[float]]) -> None:
-        """Write each file of `chunks`; it appears when it is whole."""
+        """Write each file of `chunks`; it appears when it is whole, whoever else makes the same one meanwhile."""
         embedded = {name: self._embed(sigmas) for name, sigmas in chunks.items()}
-        open_files = {name: folder / f".{name}.tmp" for name in chunks}
+        mine = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        open_files = {name: folder / f".{name}.{mine}.tmp" for name in chunks}
+        try:
+            self._fill(source, open_files, embedded)
+            for name, path in open_files.items():
+                _appear(path, folder / name)
+        finally:
+            for path in open_files.values():
+                path.unlink(missing_ok=True)
+
+    def _fill(self, source: Source, open_files: dict[str, Path], embedded: dict[str, Tensor]) -> None:
         size = self.shape[0] * self.shape[1] * self.placement.dtype.itemsize
         for path in open_files.values():
             with path.open("wb") as handle:
@@ -223,9 +247,6 @@ class Maker:
             raise UserError(
                 f"the base lacks {len(missing)} modulations, first {min(missing)}", remedy="fetch it again"
             )
-        for name, path in open_files.items():
-            files.sync(path)
-            files.rename(path, folder / name)
 
     def _embed(self, sigmas: Sequence[float]) -> Tensor:
         """[ROWS, dim], of zeros where there are fewer sigmas."""

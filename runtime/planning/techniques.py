@@ -27,8 +27,16 @@ def choose(case: Case, choices: Mapping[str, Choice]) -> dict[str, Choice]:
     }
     for name, rule in rules.items():
         configured = given(getattr(case.config.train, name))
-        made[f"train.{name}"] = configured or rule(case, made)
+        made[f"train.{name}"] = _within(case, name, configured) or rule(case, made)
     return {f"train.{name}": made[f"train.{name}"] for name in rules}
+
+
+def _within(case: Case, name: str, configured: Choice | None) -> Choice | None:
+    """No more blocks are streamed than there are."""
+    layers = case.base.denoiser.layers
+    if name != "streamed_blocks" or configured is None or configured.value <= layers:
+        return configured
+    return Choice(value=layers, reason=f"as configured, {configured.value}; there are {layers}")
 
 
 def cached_modulation(case: Case, choices: Mapping[str, Choice]) -> Choice:
@@ -57,6 +65,10 @@ def streamed_blocks(case: Case, choices: Mapping[str, Choice]) -> Choice:
     none = Choice(value=0, reason="auto: all blocks fit")
     if case.found.device == "cpu":
         return Choice(value=0, reason="auto: a CPU has no other memory to keep them in")
+
+    faster = [name for name in ("compile", "graphs") if getattr(case.config.train, name) is True]
+    if faster:
+        return Choice(value=0, reason=f"auto: train.{faster[0]} is true, and streamed blocks run eagerly")
 
     def spare(count: int) -> float:
         return case.spare_gib(choices, "fit", "validate", streamed_blocks=count)
@@ -93,6 +105,7 @@ def graphs(case: Case, choices: Mapping[str, Choice]) -> Choice:
         "train.deterministic asks for the same bits each time": case.config.train.deterministic,
         "model.lora.lora_dropout draws anew at each step": case.config.model.lora.lora_dropout > 0,
         "blocks are streamed": choices["train.streamed_blocks"].value > 0,
+        "the base makes a list of its control tokens in each forward": case.base.denoiser.control_rows,
         f"with {case.largest.tokens} tokens a step computes longer than it launches": case.largest.tokens
         > GRAPHS_MAX_TOKENS,
     }
@@ -122,12 +135,19 @@ def _off(why: str) -> Choice:
 
 
 def refused(case: Case) -> tuple[str, str] | None:
-    """Message and remedy where config.yaml asks for a table that the adapter would make wrong."""
+    """Message and remedy where config.yaml asks for techniques that can't do what they are there for."""
     touched: list[Any] = case.touched()
-    if case.config.train.cached_modulation is not True or not touched:
-        return None
-    return (
-        f"train.cached_modulation is true, but {len(touched)} modulations have an adapter, first {touched[0]}: "
-        "what they say changes as it learns",
-        "set train.cached_modulation: auto, or leave modulation out of model.lora.target_modules",
-    )
+    train = case.config.train
+    if train.cached_modulation is True and touched:
+        return (
+            f"train.cached_modulation is true, but {len(touched)} modulations have an adapter, first {touched[0]}: "
+            "what they say changes as it learns",
+            "set train.cached_modulation: auto, or leave modulation out of model.lora.target_modules",
+        )
+    if train.streamed_blocks not in ("auto", 0) and train.gradient_checkpointing is False:
+        return (
+            f"train.streamed_blocks is {train.streamed_blocks}, but without train.gradient_checkpointing each copy "
+            "stays until the backward pass, and nothing is saved",
+            "set train.gradient_checkpointing: true in config.yaml",
+        )
+    return None

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from runtime import device
+from runtime.device import Device
 from runtime.training.batches import MicroBatch
 from runtime.training.objective import Draw, FlowMatching, Predict, Predictor, Question
 
 REPLAY_ERROR = 1e-2  # relative; of two runs of one step in bf16 whose sums are taken in another order
+REFUSALS = 3  # shapes that could not be recorded, after which none is tried any more
 RECORDINGS = 16  # shapes of a run; the bucket and the length of the text make a shape
 
 
@@ -33,7 +35,7 @@ class Gradients:
         recorded: bool,
     ) -> None:
         self.objective, self.predict, self.base, self.parameters = objective, predict, base, parameters
-        self.recorder = Recorder(self._backward, parameters, RECORDINGS) if recorded else None
+        self.recorder = Recorder(self._backward, parameters, predict.where, RECORDINGS) if recorded else None
 
     def __call__(self, batch: MicroBatch, draw: Draw, count: int) -> Tensor:
         """The loss of each sample, fp32 [B], detached; `count` samples share the step's mean."""
@@ -41,17 +43,10 @@ class Gradients:
             losses = self.objective.step_losses(self.predict, self.base, batch, draw)
             return _backward(losses, count)
         question = self.predict.bring(self.objective.question(self.base, batch, draw))
-        self._make_room()
         return self.recorder(question, count)
 
     def _backward(self, question: Question, count: int) -> Tensor:
         return _backward(self.objective.judge(question, self.predict.brought(question)), count)
-
-    def _make_room(self) -> None:
-        """Gradients that stay where they are: a recording adds to them by address."""
-        for parameter in self.parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
 
     @property
     def recorded(self) -> int:
@@ -65,7 +60,10 @@ class Gradients:
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether the tensors of the gradients must be kept between steps, and set to zero."""
+        """Whether gradients must stay where they are between steps, set to zero: a recording adds to them by address.
+
+        Weights that have none, since nobody reads what they make, get none so either.
+        """
         return self.recorder is not None
 
 
@@ -94,59 +92,86 @@ class Recording:
 
 
 class Recorder:
-    """Replays `compute` for shapes that come again, if the first replay gives the gradients of the computation."""
+    """Replays `compute` for shapes that come again, where the first replay gives the gradients of the computation."""
 
     def __init__(
-        self, compute: Callable[[Question, int], Tensor], parameters: list[nn.Parameter], limit: int
+        self,
+        compute: Callable[[Question, int], Tensor],
+        parameters: list[nn.Parameter],
+        where: Device,
+        limit: int,
     ) -> None:
-        self.compute, self.parameters, self.limit = compute, parameters, limit
+        self.compute, self.parameters, self.where, self.limit = compute, parameters, where, limit
         self.recordings: dict[Any, Recording] = {}
         self.seen: set[Any] = set()
+        self.refused: set[Any] = set()
         self.pool = device.Recordings()
         self.fault = ""
-        """Why nothing is recorded any more."""
+        """Why a shape is computed each time; the last of such reasons."""
 
     def __call__(self, question: Question, count: int) -> Tensor:
         shapes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in question.tensors())
-        key = (shapes, question.conditioning.mask is None, question.weights is None, count)
+        key = (shapes, question.weights is None, count)
         if key in self.recordings:
             return self.recordings[key](question)
-        if self.fault or key not in self.seen or len(self.recordings) >= self.limit:
+        # A padded batch: diffusers asks for its lengths in the middle of the forward, which no recording can.
+        if key not in self.seen or question.conditioning.mask is not None or self._full(key):
             self.seen.add(key)
             return self.compute(question, count)  # lets libraries and compilers choose their kernels
         return self._record(key, question, count)
 
+    def _full(self, key: Any) -> bool:
+        if key not in self.refused and len(self.refused) < REFUSALS and len(self.recordings) >= self.limit:
+            self.fault = f"{self.limit} shapes are recorded, others are computed each time"
+            return True
+        return key in self.refused or len(self.refused) >= REFUSALS
+
     def _record(self, key: Any, question: Question, count: int) -> Tensor:
-        """The losses of `question`; a backend that can't record, or replays wrongly, is left alone from then on."""
-        first = not self.recordings
-        before = self._gradients() if first else []
-        ours = question.map(torch.clone)
-        try:
-            recording = Recording(question=ours, replay=self.pool.record(lambda: self.compute(ours, count)))
-            losses = recording(question)
-        except RuntimeError as error:
-            self.fault = str(error).strip().splitlines()[0]
-            return self.compute(question, count)
-        if first:
-            replayed = self._gradients()
-            self._set(before)
-            losses = self.compute(question, count)
-            self.fault = self._compare(replayed)
-        if not self.fault:
+        """The losses of `question`; what was replayed is computed too, once, and has to be the same."""
+        before = self._gradients()
+        recording, fault = self._attempt(question, count)
+        replayed = self._gradients()
+        self._set(before)
+        if recording is None:
+            device.free_cached(self.where)  # of an attempt that may have run out of it
+        losses = self.compute(question, count)
+        if recording is not None:
+            fault = self._compare(replayed)
+        if fault:
+            self.fault = fault
+            self.refused.add(key)
+        elif recording is not None and self._finite():
             self.recordings[key] = recording
         return losses
+
+    def _attempt(self, question: Question, count: int) -> tuple[Recording | None, str]:
+        """Recorded and replayed once; or why that was not possible, with nothing of it left in memory."""
+        try:
+            ours = question.map(torch.clone)
+            replay = self.pool.record(lambda: self.compute(ours, count))
+            recording = Recording(question=ours, replay=replay)
+            recording(question)
+        except RuntimeError as error:
+            return None, (str(error).strip() or "no reason given").splitlines()[0]
+        return recording, ""
 
     def _gradients(self) -> list[Tensor]:
         return [p.grad.clone() for p in self.parameters if p.grad is not None]
 
     def _set(self, gradients: list[Tensor]) -> None:
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            assert parameter.grad is not None
-            parameter.grad.copy_(gradient)
+        there = [p.grad for p in self.parameters if p.grad is not None]
+        for ours, given in zip(there, gradients, strict=True):
+            ours.copy_(given)
+
+    def _finite(self) -> bool:
+        """Whether the gradients of now tell anything; a step that is not finite is tried again another time."""
+        return all(bool(gradient.isfinite().all()) for gradient in self._gradients())
 
     def _compare(self, replayed: list[Tensor]) -> str:
-        """ "" where `replayed` are the gradients of now but for rounding."""
+        """ "" where `replayed` are the gradients of now but for rounding, or where these are not finite."""
         computed = self._gradients()
+        if not self._finite():
+            return ""
         away = torch.stack([(a - b).norm() for a, b in zip(replayed, computed, strict=True)]).norm()
         error = float(away / torch.stack([b.norm() for b in computed]).norm().clamp_min(1e-30))
         return "" if error <= REPLAY_ERROR else f"a replay gave other gradients, {error:.2g} away"

@@ -50,6 +50,7 @@ class Cursor:
     updating: bool = False  # adapter, schedule, step and records don't agree at the moment
     last_heartbeat: float = field(default_factory=time.monotonic)
     stretches: Stretches = field(default_factory=Stretches)
+    compiled: compiling.Made = lambda: 0
 
 
 def fit(session: Session, progress: Progress) -> str:
@@ -64,11 +65,12 @@ def fit(session: Session, progress: Progress) -> str:
         open_boundary=session.state["open_boundary"],
     )
     with (
-        compiling.bounded(session.config.train.compile is True),
+        compiling.bounded(session.config.train.compile is True) as compiled,
         graceful() as wish,
         trackers.opened(session.config, session.run.path, progress.say) as followed,
     ):
         try:
+            cursor.compiled = compiled
             _train(session, cursor, progress, wish, followed)
         except BaseException as error:
             if not files.disk_full(error):
@@ -117,13 +119,20 @@ def _watch(session: Session, cursor: Cursor, progress: Progress, line: dict[str,
     for said in cursor.stretches.after(line["step"], line["step_s"], alike, stretches.read_clocks()):
         progress.say(f"note: {said}")
     session.run.document["stretches"] = cursor.stretches.to_json()
-    fault = session.gradients.fault
-    if fault and not session.run.document.get("speed", {}).get("fault"):
-        progress.say(f"note: steps are not recorded: {fault}")
+    _speed(session, cursor, progress)
+
+
+def _speed(session: Session, cursor: Cursor, progress: Progress) -> None:
+    """What makes steps faster, and why it does not where it was asked for: told when it begins."""
+    compiled = cursor.compiled()
+    faults = [fault for fault in (compiling.fault(compiled), session.gradients.fault) if fault]
+    known = session.run.document.get("speed", {"fault": ""})["fault"]
+    for fault in (fault for fault in faults if fault not in known):
+        progress.say(f"note: slower than asked for: {fault}")
     session.run.document["speed"] = {
-        "compiled": compiling.made(),
+        "compiled": compiled,
         "recorded": session.gradients.recorded,
-        "fault": fault,
+        "fault": "; ".join(faults),
     }
 
 

@@ -21,6 +21,9 @@ from runtime.training.objective import FlowMatching
 from runtime.workspace import Workspace
 
 SMOKE_STEPS = 5
+SETTLED = ("train.cached_modulation", "train.compile")
+# What checkpoints that do not tell had.
+OLDER: dict[str, Any] = {"train.cached_modulation": False, "train.compile": False, "model.nf4_keep": []}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +68,13 @@ def prepare(workspace: Workspace, loaded: Loaded, *, smoke: bool, resume: str | 
     trackers.refuse_absent(loaded.config.logging)
     overrides = smoke_overrides(loaded.config) if smoke else {}
     wished = load.parse(load.apply_overrides(loaded.raw, overrides)) if overrides else loaded.config
-    resolved = resolve(workspace, wished)
-    config = resolved.config
-    project = record.project(workspace, config.logging)
+    project = record.project(workspace, wished.logging)
     checkpoint = checkpoints.find(project, resume, workspace.root) if resume else None
     if checkpoint is not None:
         record.refuse_alive(checkpoint.parent)
+        wished = _as_before(wished, checkpoint)
+    resolved = resolve(workspace, wished)
+    config = resolved.config
     job = cache_build.plan(workspace, config)
     batches = _open_cache(job)
     planned = planned_steps(config, batches)
@@ -92,6 +96,14 @@ def prepare(workspace: Workspace, loaded: Loaded, *, smoke: bool, resume: str | 
         fingerprint=fingerprint,
         state=_starting_state(checkpoint, fingerprint),
     )
+
+
+def _as_before(wished: Config, checkpoint: Path) -> Config:
+    """Where `auto` decides over the last bits it stays what it was, whatever has been measured since."""
+    before = {**OLDER, **checkpoints.read_state(checkpoint)["fingerprint"]}
+    document = wished.model_dump(mode="json")
+    kept = {key: before[key] for key in SETTLED if wished.train.model_dump()[key.partition(".")[2]] == "auto"}
+    return load.parse(load.apply_overrides(document, kept)) if kept else wished
 
 
 def smoke_overrides(config: Config) -> dict[str, Any]:
@@ -144,6 +156,7 @@ def _fingerprint(job: Job, config: Config, planned: int) -> dict[str, Any]:
         "train.clip_grad_value": config.train.clip_grad_value,
         "train.ema_decay": config.train.ema_decay,
         "model.quantize": config.model.quantize,
+        "model.nf4_keep": list(config.model.nf4_keep),
         "train.mixed_precision": config.train.mixed_precision,
         "train.deterministic": config.train.deterministic,
         # Both move the last bits; what of the activations is recomputed, streamed or replayed does not.
@@ -160,6 +173,7 @@ def _starting_state(checkpoint: Path | None, fingerprint: dict[str, Any]) -> dic
     if checkpoint is None:
         return {"step": 0, "epoch": 0, "loss_ema": [0.0, 0.0], "not_finite": [], "open_boundary": False}
     state = checkpoints.read_state(checkpoint)
+    state["fingerprint"] = {**OLDER, **state["fingerprint"]}
     before, now = state["fingerprint"].get("train steps"), fingerprint["train steps"]
     if isinstance(before, int) and before < now:
         # A longer run: from here on the schedule is that of the new length, see `optimizers.set_rate`.

@@ -71,7 +71,11 @@ def launch(
         "base_parameters": _logical_parameters(denoiser),
         "base_gib": trainables.tensor_bytes(list(denoiser.parameters())) / files.GIB,
     }
-    trained, started = _make_trainable(prepared, denoiser)
+    adapter = trainables.add_adapter(denoiser, config.model.lora, seed=config.train.seed)
+    streamed = offload.stream(getattr(denoiser, job.facts.blocks), streamed_blocks(config), prepared.device)
+    if streamed.note:
+        report(f"note: {streamed.note}")
+    trained, started = _make_trainable(prepared, denoiser, adapter)
     _arrange(denoiser, job, config)
     if prepared.checkpoint is not None:
         checkpoints.restore(prepared.checkpoint, trained)
@@ -79,7 +83,9 @@ def launch(
         checkpoints.reduce(prepared.checkpoint)
     objective = prepared.objective
     predict = Predictor(job.family, denoiser, prepared.device, dtype)
-    trainable = {**_described(trained), **base, **({"pretrained": started.to_json()} if started else {})}
+    trainable = {**_described(trained), **base, **_streamed(config, streamed)}
+    if started:
+        trainable["pretrained"] = started.to_json()
     run = record.open_run(prepared.project, config.model_dump(mode="json"), _document(prepared, trainable))
     return Session(
         config=config,
@@ -108,6 +114,7 @@ def _load(prepared: Prepared, dtype: torch.dtype, report: ahead.Report) -> nn.Mo
         device=prepared.device.type,
         dtype=dtype,
         quantize=config.model.quantize,
+        keep=config.model.nf4_keep,
         made=job.made.get("transformer"),
         weight=job.made.get("transformer_weight"),
         table=ahead.table(prepared, report) if config.train.cached_modulation is True else None,
@@ -184,11 +191,18 @@ def _samples(painting: samples.Plan | None, predict: Predictor, run: Run) -> Sam
     return Samples(plan=painting, where=predict.where, denoiser=predict.denoiser, predict=predict, run=run)
 
 
-def _make_trainable(prepared: Prepared, denoiser: Any) -> tuple[Trained, Pretrained | None]:
-    """The adapter, its optimizer and schedule; and what the adapter started from, where config.yaml says."""
+def _streamed(config: Config, streamed: offload.Streamed) -> dict[str, Any]:
+    """What of the base lives in host memory, for run.json."""
+    count = streamed_blocks(config)
+    told = {"blocks": count, "host_gib": streamed.host_bytes / files.GIB, "note": streamed.note}
+    return {"streamed": told} if count else {}
+
+
+def _make_trainable(
+    prepared: Prepared, denoiser: Any, adapter: trainables.Adapter
+) -> tuple[Trained, Pretrained | None]:
+    """The adapter with its optimizer and schedule; and what it started from, where config.yaml says."""
     config, job = prepared.config, prepared.job
-    adapter = trainables.add_adapter(denoiser, config.model.lora, seed=config.train.seed)
-    offload.stream(getattr(denoiser, job.facts.blocks), streamed_blocks(config), prepared.device)
     started = pretrained.start(job.workspace, config, adapter)
     denoiser.train()
     optimizer = optimizers.make_optimizer(config.optimizer, adapter.parameters())

@@ -191,6 +191,36 @@ def test_an_interruption_leaves_no_file_that_looks_whole(
     assert not list(tmp_path.rglob(".*.tmp"))
 
 
+def test_two_that_make_the_same_rows_at_once_both_read_whole_ones(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second process that begins in the middle once cut the file of the first, and zeros stayed for good."""
+    alone = load(nano, request(tmp_path / "alone"))
+    written, begun = modulation.Maker._write, []
+
+    def disturbed(self: Any, *given: Any) -> None:
+        if len(begun) == 1:
+            begun.append("second")
+            load(nano, request(tmp_path / "shared"))
+        begun.append("write")
+        written(self, *given)
+
+    monkeypatch.setattr(modulation.Maker, "_write", disturbed)
+    first = load(nano, request(tmp_path / "shared"))
+    second = load(nano, request(tmp_path / "shared"))
+    sigma = torch.tensor(SIGMAS[:1])
+    assert torch.equal(ask(first, sigma), ask(alone, sigma))
+    assert torch.equal(ask(second, sigma), ask(alone, sigma))
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_file_that_is_cut_is_made_again(nano: Path, tmp_path: Path) -> None:
+    whole = ask(load(nano, request(tmp_path)), torch.tensor(SIGMAS[:1]))
+    (path,) = tmp_path.rglob("*.bin")
+    path.write_bytes(path.read_bytes()[:-8])
+    assert torch.equal(ask(load(nano, request(tmp_path)), torch.tensor(SIGMAS[:1])), whole)
+
+
 def test_a_sigma_that_was_not_announced_is_refused(nano: Path, tmp_path: Path) -> None:
     cached = load(nano, request(tmp_path))
     with pytest.raises(KeyError, match=r"0\.123.* is not in the table of 4 rows"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runtime.config.load import apply_overrides, parse
-from runtime.planning import architecture, ladder
+from runtime.planning import architecture, ladder, techniques
 from runtime.planning.architecture import Architecture
 from runtime.planning.budget import Budget
 from runtime.planning.choice import Case, Choice
@@ -180,8 +180,6 @@ def test_as_many_samples_are_encoded_at_once_as_fit(published: Any, value: int) 
 
 
 def test_a_table_that_the_adapter_would_make_wrong_is_refused(published: Any) -> None:
-    from runtime.planning import techniques
-
     asked = {"train.cached_modulation": True, "model.lora.target_modules": "all-linear"}
     refused = techniques.refused(published(asked, budget()))
     assert refused is not None and "120 modulations have an adapter" in refused[0]
@@ -220,3 +218,24 @@ def test_a_larger_group_is_preferred_to_streaming(published: Any) -> None:
         "train.gradient_checkpointing": 2
     }
     assert ladder.recommended(case.config, published.listed, published.base, budget(1.0), {}) is None
+
+
+def test_streaming_without_checkpoints_is_refused_for_it_saves_nothing(published: Any) -> None:
+    asked = {"train.streamed_blocks": 8, "train.gradient_checkpointing": False}
+    refused = techniques.refused(published(asked, budget()))
+    assert refused is not None and "nothing is saved" in refused[0]
+    assert techniques.refused(published({**asked, "train.gradient_checkpointing": 4}, budget())) is None
+
+
+def test_no_more_blocks_are_streamed_than_there_are(published: Any) -> None:
+    case = published({"train.streamed_blocks": 900}, budget())
+    made = chosen(case)["streamed_blocks"]
+    assert made.value == 60 and "900" in made.reason
+
+
+@pytest.mark.parametrize("faster", ["compile", "graphs"])
+def test_auto_streams_nothing_where_steps_are_to_be_compiled_or_recorded(published: Any, faster: str) -> None:
+    """Whatever the memory: the two exclude each other, and a plan that does not fit says so."""
+    case = published({f"train.{faster}": True}, budget(gib=4.0))
+    made = chosen(case)["streamed_blocks"]
+    assert made.value == 0 and f"train.{faster} is true" in made.reason

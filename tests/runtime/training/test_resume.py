@@ -360,6 +360,7 @@ def test_what_can_not_be_resumed(lab: Any, monkeypatch: pytest.MonkeyPatch) -> N
         ({"train.mixed_precision": "bf16"}, "train.mixed_precision: no then, bf16 now"),
         ({"train.gradient_accumulation_steps": 2}, "train.gradient_accumulation_steps: 1 then, 2 now"),
         ({"model.quantize": "nf4"}, "model.quantize: none then, nf4 now"),
+        ({"model.nf4_keep": ["*.to_q"]}, "model.nf4_keep: [] then, ['*.to_q'] now"),
     ],
 )
 def test_a_resume_of_another_training_is_refused_by_name(
@@ -515,3 +516,32 @@ def test_a_damaged_state_is_named(lab: Any, monkeypatch: pytest.MonkeyPatch, spo
     with pytest.raises(ResumeError, match=f"has other bytes than were saved: {name}") as caught:
         lab.launch(resume=resume)
     assert caught.value.remedy == "finetune fit"
+
+
+def test_a_checkpoint_of_before_these_keys_is_resumed(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its run had no table, compiled nothing and kept nothing in bf16; what it doesn't tell is no difference."""
+    fit_until(lab, monkeypatch, 3, {})
+    read = checkpoints.read_state
+
+    def older(path: Path) -> dict[str, Any]:
+        state = read(path)
+        for key in ("train.cached_modulation", "train.compile", "model.nf4_keep"):
+            del state["fingerprint"][key]
+        return state
+
+    monkeypatch.setattr(checkpoints, "read_state", older)
+    assert lab.fit({}, resume="latest").document["state"] == "completed"
+
+
+def test_what_auto_decides_over_the_last_bits_stays_at_a_resume(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step 05 may have run, or memory been freed, between a run and its resume."""
+    whole = lab.adapter(lab.fit({"train.cached_modulation": True}).path)
+    fit_until(lab, monkeypatch, 3, {"train.cached_modulation": True})
+    resumed = lab.fit({"train.cached_modulation": "auto"}, resume="latest")
+    assert resumed.document["resolved"]["train"]["cached_modulation"] is True
+    assert same(whole, lab.adapter(resumed.path))
+    with pytest.raises(ResumeError, match=r"train\.cached_modulation"):
+        fit_until(lab, monkeypatch, 3, {"train.cached_modulation": True})
+        lab.fit({"train.cached_modulation": False}, resume="latest")
