@@ -49,7 +49,7 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true")
     wish = parser.parse_args()
     if wish.tiny:
-        wish.sides, wish.repeats, wish.photo_side = [64], 1, 272
+        wish.sides, wish.repeats = [64], 1
     report, where, dtype = Report(), devices.pick(wish.device), devices.dtype_of(wish.dtype)
     report.tell(kind="machine", **measuring.describe(where), dtype=wish.dtype)
     for side in wish.sides:
@@ -61,8 +61,11 @@ def main() -> int:
     photos = sorted(path for path in PHOTOS.iterdir() if path.suffix in (".jpg", ".png"))
     for photo in photos[:1] if wish.tiny else photos:
         with report.trying(kind="photo", photo=photo.name):
-            for line in on_photo(photo, wish.photo_side, where, dtype):
-                report.tell(kind="photo", photo=photo.name, side=wish.photo_side, **line)
+            size = (
+                (96, 272) if wish.tiny else (wish.photo_side, wish.photo_side)
+            )  # tiny: two tiles side by side
+            for line in on_photo(photo, size, where, dtype):
+                report.tell(kind="photo", photo=photo.name, side=size[1], **line)
     return int(report.failed)
 
 
@@ -123,10 +126,10 @@ def apart(made: Tensor, wished: Tensor) -> float:
 
 
 @torch.no_grad()
-def on_photo(photo: Path, side: int, where: Device, dtype: torch.dtype) -> Iterator[Line]:
+def on_photo(photo: Path, size: tuple[int, int], where: Device, dtype: torch.dtype) -> Iterator[Line]:
     """Encoded and decoded by the trained VAE in each way, beside diffusers' own; both differences and the seams."""
     with Image.open(photo) as opened:
-        picture = opened.convert("RGB").resize((side, side), Image.Resampling.LANCZOS)
+        picture = opened.convert("RGB").resize(size[::-1], Image.Resampling.LANCZOS)
     wished = encode.pixels(picture)[None]
     reference: tuple[Tensor, Tensor] | None = None
     for way in WAYS:

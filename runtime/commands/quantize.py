@@ -29,8 +29,8 @@ HURTS = 0.2  # relative error of a layer above which gate 06 says FAIL
     "--keep",
     multiple=True,
     metavar="PATTERN",
-    help="Linears that stay as they are, by name with * and ?; may be repeated.  [default: as the last time; "
-    "none forgets]",
+    help="Linears that stay as they are, by name with * and ?; may be repeated.  [default: "
+    "model.nf4_keep, else as the last time; none forgets]",
 )
 @click.option(
     "--model",

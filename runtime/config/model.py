@@ -74,6 +74,9 @@ class Model(Section):
     quantize: Quantize = "auto"
     """Weights of the frozen denoiser. auto: nf4 on an accelerator and wherever step 06 made it; else, on a
     CPU, only if it wouldn't fit plain."""
+    nf4_keep: Texts = ()
+    """Linears of the denoiser that NF4 leaves in train.mixed_precision, by name with * and ?: transformer_blocks.0.*.
+    finetune quantize keeps them (--keep goes before), and so does quantizing while loading."""
     quantize_text_encoder: Quantize = "auto"
     """Weights of the text encoder in the cache phase. auto: nf4 where step 06 made it, else none."""
     lora: Lora = Lora()

@@ -49,7 +49,7 @@ def held(block_bytes: int, count: int, at_once: int = 1) -> Held:
     One copy more than are in use at once, for the next; a single block is its own next.
     """
     ahead = 1 if count > 1 else 0
-    host = spans.host_bytes(block_bytes, count)
+    host = spans.host_bytes([block_bytes] * count)
     return Held(
         device=(min(count, at_once) + ahead) * block_bytes, idle=min(count, 1) * block_bytes, host=host
     )

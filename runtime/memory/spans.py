@@ -23,9 +23,12 @@ def in_flight(total: int, count: int, group: int) -> int:
     return together(picked(total, count), total, group) + (count > 1)
 
 
-def host_bytes(size: int, count: int) -> int:
-    """Of `count` streamed blocks of `size` bytes, with what pinned allocations are rounded up to."""
-    return sum(rounded(size * shared) for shared in runs([size] * count))
+def host_bytes(sizes: Sequence[int]) -> int:
+    """Of streamed blocks of `sizes` bytes, with what pinned allocations are rounded up to."""
+    total, rest = 0, list(sizes)
+    for shared in runs(sizes):
+        total, rest = total + rounded(sum(rest[:shared])), rest[shared:]
+    return total
 
 
 def runs(sizes: Sequence[int]) -> list[int]:

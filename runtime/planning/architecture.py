@@ -5,7 +5,9 @@ The folder is one in the diffusers layout: model_index.json, transformer/, vae/,
 
 import json
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from runtime.config.targets import Targets, matching
 from runtime.errors import UserError
 from runtime.families import registry
 from runtime.families.facts import Facts
+from runtime.quantize import made
 
 Linear = tuple[int, int]
 """Inputs, outputs."""
@@ -67,6 +70,24 @@ class Denoiser:
             packable=sum(a * b for a, b in linears), plain=sum(outputs for _, outputs in linears) + norms
         )
 
+    def kept(self, patterns: Iterable[str]) -> frozenset[str]:
+        """Linears of blocks whose names fit one of `patterns`, as `runtime.quantize.nf4.Rule` has it."""
+        return frozenset(
+            name
+            for name in self.linears
+            if name not in self.outer_linears and any(fnmatchcase(name, pattern) for pattern in patterns)
+        )
+
+    def kept_weights(self, names: Iterable[str], *, modulation: bool = True) -> list[int]:
+        """Of each block, how many weights are in linears of `names`; with or without those that a table replaces."""
+        weights = [0] * self.layers
+        for name in names:
+            _, layer, linear = name.split(".", 2)
+            if linear in self.block_linears and (modulation or not is_modulation(linear)):
+                inputs, outputs = self.block_linears[linear]
+                weights[int(layer)] += inputs * outputs
+        return weights
+
     def outside(self, *, modulation: bool = True) -> int:
         """Numbers outside the blocks, with or without those that a table of modulations replaces."""
         block = self.block()
@@ -109,6 +130,7 @@ class Vae:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextEncoder:
     parameters: int
+    """Of what is loaded: without the output head."""
     hidden: int
     layers: int
     vocabulary: int
@@ -116,6 +138,8 @@ class TextEncoder:
     """Pixels per image token, each side."""
     quantizable: int
     """Weights, biases left out, of all linears that NF4 takes: those whose rows are whole blocks of 64."""
+    packed: bool = False
+    """Whether these are NF4 in the base itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,12 +265,13 @@ def _text_encoder(folder: Path) -> TextEncoder:
     config = _config(folder)
     text, vision = config.get("text_config", config), config["vision_config"]
     return TextEncoder(
-        parameters=count_parameters(folder) or _count_text_encoder(text, vision),
+        parameters=_count_text_encoder(text, vision),
         hidden=text["hidden_size"],
         layers=text["num_hidden_layers"],
         vocabulary=text["vocab_size"],
         token_side=vision.get("patch_size", 14) * vision.get("spatial_merge_size", 2),
         quantizable=sum(a * b * n for (a, b), n in _text_encoder_linears(text, vision) if a % NF4_BLOCK == 0),
+        packed=made.is_packed(folder),
     )
 
 
@@ -267,12 +292,12 @@ def _text_encoder_linears(text: dict[str, Any], vision: dict[str, Any]) -> list[
 
 
 def _count_text_encoder(text: dict[str, Any], vision: dict[str, Any]) -> int:
-    """Qwen2.5-VL: language model, its untied head, vision tower with merger."""
+    """Qwen2.5-VL: language model without its head, vision tower with merger."""
     hidden, inner = text["hidden_size"], text["intermediate_size"]
     key_value = hidden // text["num_attention_heads"] * text["num_key_value_heads"]
     attention = 2 * hidden * hidden + 2 * hidden * key_value + hidden + 2 * key_value
     layer = attention + 3 * hidden * inner + 2 * hidden
-    language = text["num_hidden_layers"] * layer + 2 * text["vocab_size"] * hidden + hidden
+    language = text["num_hidden_layers"] * layer + text["vocab_size"] * hidden + hidden
     width, wide = vision["hidden_size"], vision["intermediate_size"]
     block = 4 * width * width + 4 * width + 3 * width * wide + 2 * wide + 3 * width
     merged = width * vision.get("spatial_merge_size", 2) ** 2

@@ -10,6 +10,7 @@ from runtime.planning import architecture, estimate, work
 from runtime.planning.architecture import Architecture
 from runtime.planning.budget import Budget
 from runtime.planning.estimate import Phase, Settings, Work
+from runtime.quantize.made import Made
 
 MASKED_BACKENDS = ("efficient_attention", "cudnn_attention", "overrideable")
 """Kernels of attention that take a mask and keep no matrix of scores; on a CPU flash does too."""
@@ -29,11 +30,24 @@ class Case:
     base: Architecture
     found: Budget
     largest: Work
+    kept: frozenset[str] = frozenset()
+    """Linears of blocks that NF4 leaves plain."""
     _known: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, config: Config, listed: Manifest, base: Architecture, found: Budget) -> "Case":
-        return cls(config, base, found, work.largest(config, listed, base))
+    def of(
+        cls,
+        config: Config,
+        listed: Manifest,
+        base: Architecture,
+        found: Budget,
+        quantized: Mapping[str, Made] | None = None,
+    ) -> "Case":
+        """`quantized`: by component, what step 06 made."""
+        made = (quantized or {}).get("transformer")
+        lies = frozenset(made.kept) if made is not None and made.usable else None
+        kept = base.denoiser.kept(config.model.nf4_keep) if lies is None else lies
+        return cls(config, base, found, work.largest(config, listed, base), kept)
 
     def settings(self, choices: Mapping[str, Choice], **changes: Any) -> Settings:
         """Each `auto` as in `choices`; what is not chosen yet counts as off."""
@@ -45,6 +59,7 @@ class Case:
         made = Settings(
             device=self.found.device,
             quantize=value("model.quantize", "none"),
+            kept=self.kept,
             precision=value("train.mixed_precision", "no"),
             checkpointing=train.gradient_checkpointing,
             adapter_parameters=self._once("parameters", self._adapter_parameters),

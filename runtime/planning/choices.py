@@ -28,7 +28,7 @@ def choose(
 
     `quantized`: by component, what step 06 made.
     """
-    return choose_for(Case.of(config, listed, base, found), quantized or {})
+    return choose_for(Case.of(config, listed, base, found, quantized), quantized or {})
 
 
 def choose_for(case: Case, quantized: Mapping[str, Made]) -> Choices:

@@ -86,6 +86,8 @@ class Settings:
     optimizer: str
     text_encoder_device: str
     vae_device: str
+    kept: frozenset[str] = frozenset()
+    """Linears of blocks that NF4 leaves plain, by name."""
     targets: frozenset[str] = frozenset({"attention"})
     """Of attention, mlp, modulation: which of them have adapters."""
     dora: bool = False
@@ -169,10 +171,11 @@ def cache_phase(architecture: Architecture, settings: Settings, work: Work) -> P
     ):
         passes["device" if where == settings.device else "host"].append(parts)
     largest = {name: max(found, key=lambda parts: sum(parts.values())) for name, found in passes.items()}
-    width = DTYPE_BYTES[settings.text_encoder_dtype]
-    embedding = architecture.text_encoder.vocabulary * architecture.text_encoder.hidden * width
+    encoder, width = architecture.text_encoder, DTYPE_BYTES[settings.text_encoder_dtype]
+    # Its largest tensor, as it comes from disk in bf16, and a copy where that has to become another dtype.
+    loading = encoder.vocabulary * encoder.hidden * (2 if width == 2 else 2 + width)
     host = {name.replace("activations", "encoding"): size for name, size in largest["host"].items()}
-    return _phase(largest["device"], {**host, "loading": embedding}, settings)
+    return _phase(largest["device"], {**host, "loading": loading}, settings)
 
 
 def _text_pass(architecture: Architecture, settings: Settings, work: Work) -> dict[str, float]:
@@ -197,7 +200,7 @@ def _picture_pass(architecture: Architecture, settings: Settings, work: Work) ->
 
 def _text_encoder(architecture: Architecture, settings: Settings, width: int) -> float:
     encoder = architecture.text_encoder
-    packed = encoder.quantizable if settings.text_encoder_quantize == "nf4" else 0
+    packed = encoder.quantizable if encoder.packed or settings.text_encoder_quantize == "nf4" else 0
     return packed * NF4_BYTES + (encoder.parameters - packed) * width
 
 
@@ -288,7 +291,19 @@ def _denoiser_bytes(architecture: Architecture, settings: Settings) -> float:
     in_flight = spans.in_flight(layers, streamed, settings.group(layers)) if streamed else 0
     blocks = min(layers, layers - streamed + in_flight)
     outside = denoiser.outside(modulation=live) * settings.dtype_bytes
-    return blocks * _block_bytes(denoiser.block(modulation=live), settings) + outside
+    more, away = _more(architecture, settings), spans.picked(layers, streamed) if streamed else ()
+    kept = sum(size for index, size in enumerate(more) if index not in away)
+    kept += in_flight * max((more[index] for index in away), default=0.0)
+    return blocks * _block_bytes(denoiser.block(modulation=live), settings) + outside + kept
+
+
+def _more(architecture: Architecture, settings: Settings) -> list[float]:
+    """Of each block, the bytes that linears take more than as NF4, where they are kept plain."""
+    denoiser = architecture.denoiser
+    if settings.quantize != "nf4":
+        return [0.0] * denoiser.layers
+    kept = denoiser.kept_weights(settings.kept, modulation=not settings.cached_modulation)
+    return [weights * (settings.dtype_bytes - NF4_BYTES) for weights in kept]
 
 
 def _block_bytes(block: Numbers, settings: Settings) -> float:
@@ -308,8 +323,12 @@ def _rows(architecture: Architecture, settings: Settings, batch: int) -> dict[st
 def _streamed(architecture: Architecture, settings: Settings) -> dict[str, float]:
     """All of their bytes stay in host memory, in pinned allocations."""
     block = architecture.denoiser.block(modulation=not settings.cached_modulation)
-    size, count = round(_block_bytes(block, settings)), settings.streamed_blocks
-    return {"streamed_blocks": float(spans.host_bytes(size, count))} if count else {}
+    size, count = _block_bytes(block, settings), settings.streamed_blocks
+    if not count:
+        return {}
+    more = _more(architecture, settings)
+    sizes = [round(size + more[index]) for index in spans.picked(architecture.denoiser.layers, count)]
+    return {"streamed_blocks": float(spans.host_bytes(sizes))}
 
 
 def _loading(architecture: Architecture, settings: Settings) -> float:

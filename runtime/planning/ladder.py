@@ -44,7 +44,7 @@ def mend(
     document = apply_overrides(config.model_dump(mode="json"), {"train.streamed_blocks": 0} if free else {})
 
     def fits(changes: Changes) -> bool:
-        case = Case.of(parse(apply_overrides(document, changes)), listed, base, found)
+        case = Case.of(parse(apply_overrides(document, changes)), listed, base, found, quantized)
         return case.spare_gib(choose_for(case, quantized)) >= 0
 
     taken: list[Rung] = []

@@ -32,6 +32,8 @@ from runtime.workspace import EXTERNAL, Workspace
 
 EVIDENCE, HOST_EVIDENCE = "04-plan", "01-host"
 NUMBER_BYTES = 4  # of an adapter
+TABLE_ROWS = 64  # of a file of the table of modulations, full or not; see runtime.memory.modulation
+SMOKE_ROWS, HELD_OUT_ROWS = 5, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +142,7 @@ def draw(
 ) -> Plan:
     """The plan, from data alone. What step 06 made is counted as it lies there."""
     quantized = quantized or {}
-    case = Case.of(rounded(loaded.config, base), listed, base, found)
+    case = Case.of(rounded(loaded.config, base), listed, base, found, quantized)
     choices = choose_for(case, quantized)
     phases, steps = case.phases(choices), _steps(case.config, listed, base)
     needed = _disk_gib(case, choices, listed, steps)
@@ -185,7 +187,8 @@ def at_hand(workspace: Workspace, config: Config) -> tuple[Case, dict[str, Made]
     model = locate_model(workspace, config.model.pretrained_model_name_or_path)
     base, found = architecture.read(model), look(workspace, config)
     config = gathered(config, workspace)
-    return Case.of(config, listed, base, found), made.find(workspace, model, config)
+    quantized = made.find(workspace, model, config)
+    return Case.of(config, listed, base, found, quantized), quantized
 
 
 def _refuse_empty(listed: Manifest) -> None:
@@ -213,9 +216,10 @@ def locate_model(workspace: Workspace, reference: str) -> Path:
             return Path(snapshot_download(reference, local_files_only=True))
         except Exception:  # absent package or absent snapshot, for which the client has many classes
             pass
+    fetching = f"finetune quantize --model {reference} --drop-fetched; or, to keep all of it, hf download {reference}"
     raise UserError(
         f"the base {reference} is not on this machine: {folder} is no folder",
-        remedy=f"hf download {reference}" if hub else "fetch it, then finetune init --model FOLDER",
+        remedy=fetching if hub else "fetch it, then finetune init --model FOLDER",
     )
 
 
@@ -260,4 +264,5 @@ def _sigmas(case: Case, steps: Steps) -> int:
     train, validation = case.config.train, case.config.validation
     drawn = steps.planned * train.gradient_accumulation_steps * case.largest.batch_size
     lengths = {validation.num_inference_steps, *(ask.num_inference_steps or 0 for ask in validation.samples)}
-    return drawn + train.probe_samples * train.probe_draws + sum(lengths)
+    groups = (drawn, SMOKE_ROWS, train.probe_draws, HELD_OUT_ROWS, *lengths)
+    return sum(ceil(group / TABLE_ROWS) * TABLE_ROWS for group in groups)

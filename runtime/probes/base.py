@@ -2,13 +2,16 @@
 
 import os
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
+from runtime import files
 from runtime.errors import UserError
 from runtime.files import GIB
 from runtime.planning import architecture
 from runtime.planning.plan import locate_model
+from runtime.quantize.made import LISTING
 from runtime.workspace import Workspace
 
 # Qwen-Image-Edit as published, bf16; the later editions are of the same size.
@@ -43,14 +46,27 @@ def collect(workspace: Workspace, reference: str) -> Base:
 
 
 def measured(reference: str, folder: Path) -> Base:
-    """From the safetensors headers of each component's folder."""
+    """From the safetensors headers of each component's folder; of shards that step 06 fetches, from its listing."""
     components = {}
     for path in sorted(item for item in folder.iterdir() if item.is_dir()):
-        parameters = architecture.count_parameters(path)
-        if parameters is not None:
-            size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-            components[path.name] = Component(parameters=parameters, disk_gib=round(size / GIB, 6))
+        listing = path / LISTING
+        found = _listed(files.read_json(listing)) if listing.is_file() else _counted(path)
+        if found is not None:
+            components[path.name] = Component(parameters=found[0], disk_gib=round(found[1] / GIB, 6))
     return Base(reference=reference, local=True, source="the folder's weights", components=components)
+
+
+def _counted(path: Path) -> tuple[int, int] | None:
+    parameters = architecture.count_parameters(path)
+    size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    return None if parameters is None else (parameters, size)
+
+
+def _listed(listing: dict[str, Any]) -> tuple[int, int]:
+    """Parameters and bytes, of shards that are dropped too."""
+    shards = listing["shards"].values()
+    parameters = sum(prod(tensor["shape"]) for shard in shards for tensor in shard["tensors"].values())
+    return parameters, sum(shard["size"] for shard in shards)
 
 
 def published(reference: str) -> Base:

@@ -21,11 +21,11 @@ from runtime import files
 from runtime.errors import UserError
 from runtime.progress import Progress
 from runtime.quantize.hub import Repository, Stored, partial
+from runtime.quantize.made import LISTING
 from runtime.quantize.meter import Meter
 from runtime.shards import WEIGHTS, Entry
 
 STATE = "fetch.json"
-LISTING = "fetched.json"
 TEXTS = (".json", ".txt", ".jinja", ".model")
 
 

@@ -11,6 +11,8 @@ from runtime.workspace import Workspace
 
 EVIDENCE = "06-quantize"
 FOLDER = "models/nf4"
+LISTING = "fetched.json"
+"""In a component's folder: its shards and their headers, whether they are here, yet to come or dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +22,8 @@ class Made:
     usable: bool
     reason: str
     """What it is, or why it is not used; to be read after `auto: `."""
+    kept: tuple[str, ...] = ()
+    """Linears that are plain in it, by name."""
 
 
 def is_packed(folder: Path) -> bool:
@@ -44,19 +48,29 @@ def folder_of(workspace: Workspace, component: str) -> Path:
 def find(workspace: Workspace, model: Path, config: Config | None = None) -> dict[str, Made]:
     """By component, what evidence 06-quantize lists; empty where the step was skipped or did not finish.
 
-    With a `config`, a denoiser whose weights it replaces (model.transformer_weight) is not usable.
+    With a `config`, a denoiser is not usable whose weights it replaces (model.transformer_weight), or of whose linears
+    it keeps others plain (model.nf4_keep).
     """
     evidence = workspace.evidence(EVIDENCE)
     if evidence is None:
         return {}
     found = {
-        item["name"]: _judge(
-            workspace, model, item["name"], item["source_fingerprint"], item["made_fingerprint"]
+        item["name"]: replace(
+            _judge(workspace, model, item["name"], item["source_fingerprint"], item["made_fingerprint"]),
+            kept=tuple(item.get("kept", ())),
         )
         for item in evidence["components"]
     }
-    if config is not None and config.model.transformer_weight is not None and "transformer" in found:
+    if config is None or "transformer" not in found:
+        return found
+    before = [item.get("keep", []) for item in evidence["components"] if item["name"] == "transformer"]
+    reason = None
+    if config.model.transformer_weight is not None:
         reason = f"{FOLDER}/transformer was made of the base's own weights, not of model.transformer_weight"
+    elif config.model.nf4_keep and set(config.model.nf4_keep) != set(before[0]):
+        patterns = " ".join(before[0]) or "none"
+        reason = f"{FOLDER}/transformer was made with --keep {patterns}, not as model.nf4_keep says"
+    if reason is not None:
         found["transformer"] = replace(found["transformer"], usable=False, reason=reason)
     return found
 

@@ -34,7 +34,7 @@ class Wish:
     components: tuple[str, ...] = ()
     """Those that config.yaml wants, if none are given."""
     keep: tuple[str, ...] = ()
-    """As the last time, if none are given."""
+    """model.nf4_keep for the denoiser, else as the last time, if none are given."""
     device: str = "auto"
     model: str | None = None
     """A hub id; config.yaml's model if None."""
@@ -55,6 +55,8 @@ class Model:
     """Components that this command makes, now or in another call."""
     names: tuple[str, ...]
     """Those of this call."""
+    keep: tuple[str, ...]
+    """model.nf4_keep."""
 
 
 def quantize(workspace: Workspace, wish: Wish, progress: Progress) -> dict[str, Any]:
@@ -105,6 +107,7 @@ def _model(workspace: Workspace, wish: Wish, progress: Progress) -> Model:
         base=base,
         eventual=tuple({*names, *_unless_none(config)}),
         names=names,
+        keep=config.model.nf4_keep if config else (),
     )
 
 
@@ -231,9 +234,10 @@ def _jobs(
 def _keep(wish: Wish, model: Model, name: str, old: dict[str, Any]) -> tuple[str, ...]:
     if wish.keep == NOTHING:
         return ()
+    configured = model.keep if name == "transformer" else ()
     before = [item.get("keep", []) for item in old["components"] if item["name"] == name]
     same = old.get("model") == model.reference
-    return wish.keep or (tuple(before[0]) if before and same else ())
+    return wish.keep or configured or (tuple(before[0]) if before and same else ())
 
 
 def _ready_made(workspace: Workspace, wish: Wish, model: Model) -> dict[str, tuple[Path, str]]:

@@ -70,6 +70,7 @@ def request(
         made_from={
             "weights": _loaded(model, made),
             "quantize": config.model.quantize,
+            "nf4_keep": list(config.model.nf4_keep),
             "device": device.pick(config.hardware.device).name,
             "torch": torch.__version__,
         },

@@ -1,5 +1,6 @@
 """gate check 01: can this machine do it: system, memory, device, disk?"""
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,10 +23,12 @@ SYSTEM_GIB = 5.0  # Windows 11 with an editor and a browser tab open
 SYSTEM_SHARE_MAX = 1 / 3  # of the RAM: a small machine with a small system is not refused
 WORK_GIB = 1.0  # adapter, optimizer and activations at the smallest published size; step 04 counts exactly
 DISK_WORK_GIB = 2.0  # cache of 100 samples, ten checkpoints, two resumable ones
+SHARD_GIB = 9.4  # the largest file of a published base: diffusers splits at 10 GB, transformers at 5
 SHARE_MAX = 87  # percent; where Intel's own slider ends
 PAGE = 4096  # bytes of ttm.pages_limit
 
 EVIDENCE = ".gates/evidence/01-host.json"
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 PROBE = "finetune probe --host"
 SHARE_KEY = r"HKLM\SYSTEM\CurrentControlSet\Control\GraphicsDrivers\MemoryManager"
 SHARE_VALUE = "SystemPartitionCommitLimitPercentage"
@@ -250,30 +253,55 @@ def _raise_ceiling(host: Mapping[str, Any], needed: float) -> str | None:
     why="a disk that fills up during a download or a save leaves a torn file",
 )
 def disk_free(e: Machine) -> Finding:
-    """Free space on each volume against the base where it is yet to fetch, its NF4 copy, caches and runs."""
-    host, components = e.data.get(), e.components
-    quantized = sum(hosts.smallest_gib(item) for name, item in components.items() if name != "vae")
-    fetched = 0.0 if host["base"]["local"] else sum(item["disk_gib"] for item in components.values())
-    needs = {"workspace": quantized + DISK_WORK_GIB, "model cache": fetched}
-    needed: dict[str, float] = defaultdict(float)
+    """Free space on each volume against the base as it is fetched, whole or in part, its NF4 copy, caches and runs."""
+    host, ways = e.data.get(), _ways(e)
     free: dict[str, float] = {}
     for place in host["disk"]:
-        needed[place["volume"]] += needs.get(place["place"], 0.0)
         free[place["volume"]] = min(place["free_gib"], free.get(place["volume"], place["free_gib"]))
-    short = [
-        f"{_places(host, volume)}: {needed[volume]:.1f} GiB needed, {free[volume]:.1f} free"
-        for volume in needed
-        if not free[volume] >= needed[volume]
-    ]
-    told = f"{fetched:.1f} GiB to fetch, {quantized:.1f} as NF4, {DISK_WORK_GIB:g} for cache and runs"
+    needs = {way: _by_volume(host, places) for way, places in ways.items()}
+    short = {
+        way: [
+            f"{_places(host, volume)}: {gib:.1f} GiB needed, {free[volume]:.1f} free"
+            for volume, gib in needed.items()
+            if not free[volume] >= gib
+        ]
+        for way, needed in needs.items()
+    }
+    fitting = next((way for way in ways if free and not short[way]), None)
+    counted = needs[fitting or list(ways)[-1]]
     return verdict_of(
-        bool(needed) and not short,
-        listing(short) or told,
-        expected={_places(host, volume): round(gib, 1) for volume, gib in needed.items()},
+        fitting is not None,
+        f"fits {fitting}" if fitting else "; ".join(f"{way}: {listing(short[way])}" for way in ways),
+        expected={_places(host, volume): round(gib, 1) for volume, gib in counted.items()},
         observed={_places(host, volume): gib for volume, gib in free.items()},
         unit="GiB",
         evidence=(EvidenceRef(path=EVIDENCE, locator="/data/disk"),),
     )
+
+
+def _ways(e: Machine) -> dict[str, dict[str, float]]:
+    """GiB by place, for each way that the base may come here, by its name; the one that leaves more first."""
+    base, sizes = e.data.get()["base"], {name: item["disk_gib"] for name, item in e.components.items()}
+    quantized = sum(hosts.smallest_gib(item) for name, item in e.components.items() if name != "vae")
+    kept = quantized + DISK_WORK_GIB
+    told = f"{quantized:.1f} GiB as NF4, {DISK_WORK_GIB:g} for cache and runs"
+    if base["local"]:
+        return {f"beside the base, which is here: {told}": {"workspace": kept}}
+    whole = sum(sizes.values())
+    ways = {f"whole: {whole:.1f} GiB to fetch, {told}": {"workspace": kept, "model cache": whole}}
+    if HUB_ID.fullmatch(base["reference"]):
+        # In the workspace: the file at work, and what stays plain.
+        at_once = sizes.get("vae", 0.0) + min(SHARD_GIB, max(sizes.values()))
+        name = f"dropped as it is quantized (finetune quantize --model {base['reference']} --drop-fetched)"
+        ways[f"{name}: {at_once:.1f} GiB of it at once, {told}"] = {"workspace": kept + at_once}
+    return ways
+
+
+def _by_volume(host: Mapping[str, Any], places: Mapping[str, float]) -> dict[str, float]:
+    needed: dict[str, float] = defaultdict(float)
+    for place in host["disk"]:
+        needed[place["volume"]] += places.get(place["place"], 0.0)
+    return needed
 
 
 def _places(host: Mapping[str, Any], volume: str) -> str:

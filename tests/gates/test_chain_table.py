@@ -180,6 +180,7 @@ ROWS: dict[str, tuple[Change, dict[str, set[str]]]] = {
     "config: size": (_processor(target_size=[64, 64]), CACHE_AND_RUNS),
     "config: caption dropout": (_set("data", caption_dropout_rate=0.1), CACHE_AND_RUNS),
     "config: precision of the VAE": (_set("cache", dtypes={"vae": "bf16"}), {"07": {CACHE}}),
+    "config: how the VAE runs": (_set("cache", vae="folded"), {"07": {CACHE}}),
     "config: another cache folder": (
         _set("cache", cache_dir="other"),
         {

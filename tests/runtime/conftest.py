@@ -1,5 +1,6 @@
 """Configs of a base without weights and a workspace over them; and `lab`, where the embedded base trains."""
 
+import gc
 import json
 import os
 import shutil
@@ -294,6 +295,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, nano: Path) -> Path:
     files.write_json(lab.workspace.local_path, {"external": {"model": str(nano)}})
     lab.scan()
     lab.cache()
+    gc.freeze()  # encoders are unloaded with a collection, which takes 0.3 s where it walks all that was imported
     return root
 
 

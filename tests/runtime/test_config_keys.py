@@ -132,6 +132,12 @@ def base_size(lab: Any, changes: Changes) -> Any:
     return lab.launch(changes).run.document["trainable"]["base_gib"]
 
 
+def plain_linears(lab: Any, changes: Changes) -> int:
+    """Of the blocks, where NF4 is made while loading."""
+    blocks = lab.launch({"model.quantize": "nf4", **changes}).denoiser.transformer_blocks
+    return sum(type(module) is torch.nn.Linear for module in blocks.modules())
+
+
 def hooks(lab: Any, changes: Changes) -> int:
     """Of the blocks: a streamed one brings its weights before it runs."""
     return sum(len(block._forward_pre_hooks) for block in lab.launch(changes).denoiser.transformer_blocks)
@@ -467,6 +473,7 @@ CASES = {
     "model.pretrained_model_name_or_path": Case("external:model", "dataset", refusal),
     "model.transformer_weight": Case(None, "dit.safetensors", replaced),
     "model.quantize": Case("none", "nf4", base_dtypes),
+    "model.nf4_keep": Case([], ["*.img_mod.1"], plain_linears),
     "model.quantize_text_encoder": Case("none", "nf4", refusal),
     "model.lora.r": Case(2, 4, shape_of),
     "model.lora.lora_alpha": Case(4, 8, scale),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gates.selftest.faults.host import ABSENT, NOTHING, _data, _real, _set, _target, _unseen
+from gates.selftest.faults.host import ABSENT, NOTHING, _data, _disk, _hub, _real, _set, _target, _unseen
 
 RECORDED = Path(__file__).resolve().parents[1] / "runtime" / "probes" / "recorded"
 
@@ -145,6 +145,31 @@ def test_a_base_of_packed_weights_is_not_packed_again(make: Any, judge: Any) -> 
 def test_a_base_without_weights_is_an_error(made: Any, judge: Any, assert_turned: Any) -> None:
     _data(lambda data: data["base"].update(components={}))(made)
     assert_turned(judge(made, "01"), error={"ram-tier", "disk-free"})
+
+
+WAYS = {  # workspace, model cache, one volume for both, what the message names
+    "both": (100.0, 100.0, True, "fits whole: 53.7 GiB to fetch"),
+    "the cache elsewhere": (17.0, 54.0, False, "fits whole"),
+    "no room for all": (60.0, 60.0, True, "fits dropped as it is quantized (finetune quantize --model Qwen/"),
+    "a small cache": (26.0, 1.0, False, "9.6 GiB of it at once, 14.1 GiB as NF4"),
+}
+
+
+@pytest.mark.parametrize("case", WAYS)
+def test_the_disk_fits_a_base_whole_or_dropped(case: str, made: Any, judge: Any) -> None:
+    workspace, cache, one, told = WAYS[case]
+    volumes = ("a", "a" if one else "b")
+    _hub(disk=_disk(("workspace", workspace, volumes[0]), ("model cache", cache, volumes[1])))(made)
+    check = _check(judge(made, "01"), "disk-free")
+    assert check.status == "pass" and told in check.message
+
+
+def test_a_disk_too_small_is_told_for_both_ways(made: Any, judge: Any) -> None:
+    _hub(disk=_disk(("workspace", 20.0, "a"), ("model cache", 20.0, "a")))(made)
+    check = _check(judge(made, "01"), "disk-free")
+    assert (
+        check.status == "fail" and "69.8 GiB needed" in check.message and "25.7 GiB needed" in check.message
+    )
 
 
 # ---- from recorded outputs to the verdict: target, RAM, checks that fail for the published base

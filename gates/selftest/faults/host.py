@@ -53,6 +53,16 @@ def _real(**values: Any) -> Spoil:
     return spoil
 
 
+def _hub(reference: str = "Qwen/Qwen-Image-Edit", **values: Any) -> Spoil:
+    """The published base, which is yet to come."""
+
+    def spoil(made: Any) -> None:
+        _target(model=reference)(made)
+        _real(base={"reference": reference, "local": False}, **values)(made)
+
+    return spoil
+
+
 def _unseen(**values: Any) -> Spoil:
     """The published base, where torch does not tell the ceiling and the system must."""
     return _real(torch={"xpu": NOTHING}, **values)
@@ -130,14 +140,24 @@ FAULTS: tuple[Fault, ...] = (
     ),
     fault("a disk that is full", {"disk-free"}, _set(disk=_disk(("workspace", 0.5, "a")))),
     fault(
-        "no room to fetch the base",
+        "no room to fetch the base, nor to drop it as it is quantized",
         {"disk-free"},
-        _real(base={"local": False}, disk=_disk(("workspace", 90.0, "a"), ("model cache", 40.0, "b"))),
+        _hub(disk=_disk(("workspace", 25.0, "a"), ("model cache", 50.0, "b"))),
     ),
     fault(
-        "one volume for both",
+        "one volume for both, and room for neither way",
         {"disk-free"},
-        _real(base={"local": False}, disk=_disk(("workspace", 60.0, "a"), ("model cache", 60.0, "a"))),
+        _hub(disk=_disk(("workspace", 25.0, "a"), ("model cache", 25.0, "a"))),
+    ),
+    fault(
+        "a workspace too full for what stays there",
+        {"disk-free"},
+        _hub(disk=_disk(("workspace", 15.0, "a"), ("model cache", 500.0, "b"))),
+    ),
+    fault(
+        "no hub id, so nothing to drop",
+        {"disk-free"},
+        _hub("external:model", disk=_disk(("workspace", 60.0, "a"), ("model cache", 60.0, "a"))),
     ),
     fault("no disk was looked at", {"disk-free"}, _set(disk=[])),
     fault("no version of the driver", {"driver-recorded"}, _adapter(driver_version=None), shape="xpu"),

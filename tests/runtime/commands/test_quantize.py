@@ -199,6 +199,38 @@ def test_what_does_not_belong_to_the_base_is_not_used(
         assert component not in made.folders(lab.workspace, base, asked)  # then it is quantized while loading
 
 
+KEPT = ["transformer_blocks.0.attn.to_q", "transformer_blocks.1.attn.to_q"]
+
+
+def plain_linears(denoiser: Any) -> list[str]:
+    blocks = denoiser.transformer_blocks.named_modules(prefix="transformer_blocks")
+    plain = [name.removesuffix(".base_layer") for name, module in blocks if type(module) is torch.nn.Linear]
+    return [name for name in plain if ".lora_" not in name]
+
+
+def test_what_is_kept_plain_is_so_in_a_fit_made_beforehand_or_while_loading(lab: Any) -> None:
+    asks = {"model.quantize": "nf4", "model.quantize_text_encoder": "none", "model.nf4_keep": ["*.attn.to_q"]}
+    online = [lab.launch(asks).denoiser, dict(lab.launch(asks).run.document["trainable"])]
+    quantize(lab)
+    (record,) = lab.workspace.evidence(EVIDENCE)["components"]
+    assert (record["keep"], record["kept"]) == (["*.attn.to_q"], KEPT)
+    session = lab.launch(asks)
+    assert choices(lab, asks).choices["model.quantize"].value == "nf4"
+    assert made.folders(lab.workspace, Path(lab.workspace.externals()["model"]), lab.configure(asks).config)
+    assert [plain_linears(found) for found in (online[0], session.denoiser)] == [KEPT, KEPT]
+    assert session.run.document["trainable"] == online[1]
+
+
+def test_other_patterns_than_step_06_had_are_not_passed_over(lab: Any) -> None:
+    asks = {"model.quantize_text_encoder": "none"}
+    lab.configure(asks)
+    quantize(lab, "--keep", "*.attn.to_q")
+    assert choices(lab, asks).choices["model.quantize"].value == "nf4"  # nothing is asked for: as it was made
+    other = choices(lab, {**asks, "model.nf4_keep": ["*.attn.to_k"]}).choices["model.quantize"]
+    assert other.value == "none"
+    assert "was made with --keep *.attn.to_q, not as model.nf4_keep says" in other.reason
+
+
 # ---- the later steps
 
 

@@ -99,7 +99,7 @@ def counted(
         else None
     )
     denoiser: Any = family.load_denoiser(
-        base, device="cpu", dtype=dtype, quantize=settings.quantize, table=table
+        base, device="cpu", dtype=dtype, quantize=settings.quantize, table=table, keep=tuple(settings.kept)
     )
     checkpointing.apply(
         denoiser, settings.checkpointing, "transformer_blocks", dropout=settings.dropout, compiled=False
@@ -142,6 +142,11 @@ def planned(
     return sum(gib for name, gib in phase.components_gib.items() if name not in left_out)
 
 
+MOST = frozenset(
+    f"transformer_blocks.{layer}.{name}"
+    for layer in (0, 2, 3)
+    for name in ("img_mod.1", "txt_mod.1", "img_mlp.net.2", "attn.to_q")
+)
 MLP = frozenset({"attention", "mlp"})
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, int]]] = {
     "every block": ({}, {}, {}),
@@ -161,6 +166,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, int]]] = {
     "NF4, cached modulation, bf16": (
         {"quantize": "nf4", "cached_modulation": True, "precision": "bf16"}, {}, {}
     ),
+    "NF4, most kept": ({"quantize": "nf4", "kept": MOST, "precision": "bf16"}, {}, {}),
     "MLP too": ({"checkpointing": False, "targets": MLP}, {"target_modules": "attention+mlp"}, {}),
     "modulation too": (
         {"checkpointing": False, "targets": MLP | {"modulation"}}, {"target_modules": "all-linear"}, {}

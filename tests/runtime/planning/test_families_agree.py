@@ -101,4 +101,6 @@ def test_counted_linears_of_the_text_encoder_are_those_of_the_class(make_model: 
     ]
     base = architecture.read(Path(folder).parent)
     assert base.text_encoder.quantizable == sum(a * b for a, b in linears if a % BLOCK == 0)
+    without_head = [p.numel() for name, p in model.named_parameters() if name != "lm_head.weight"]
+    assert base.text_encoder.parameters == sum(without_head)
     assert architecture.NF4_BLOCK == BLOCK

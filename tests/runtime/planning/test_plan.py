@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from runtime.data import manifest
 from runtime.errors import DataError, UserError
 from runtime.planning import architecture, choices, plan
 from runtime.planning.budget import Budget
+from runtime.planning.choice import Case
 from runtime.planning.plan import Plan
 from runtime.quantize.made import Made
 from runtime.workspace import Workspace
@@ -347,6 +349,26 @@ def test_what_step_06_made_decides_auto(
     found = budget(device=device)
     choice = choices.choose(parse(TINY), listed, architecture.read(make_model()), found, quantized)[key]
     assert choice.value == value and reason in choice.reason
+
+
+def test_what_step_06_kept_plain_is_counted_else_what_the_config_keeps(
+    make_model: Any, make_dataset: Any, read_dataset: Any
+) -> None:
+    listed, base = read_dataset(make_dataset()), architecture.read(make_model())
+    config = parse({**TINY, "model": {**TINY["model"], "nf4_keep": ["*.0.attn.to_?"]}})
+    made = {
+        "transformer": replace(
+            made_of("transformer")["transformer"], kept=("transformer_blocks.1.img_mod.1",)
+        )
+    }
+    unusable = {"transformer": replace(made["transformer"], usable=False)}
+
+    def kept(quantized: Any) -> frozenset[str]:
+        case = Case.of(config, listed, base, budget(12.0, "xpu"), quantized)
+        return case.settings(choices.choose_for(case, quantized)).kept
+
+    assert kept(made) == {"transformer_blocks.1.img_mod.1"}
+    assert kept(unusable) == kept({}) == {f"transformer_blocks.0.attn.to_{name}" for name in "qkv"}
 
 
 def test_an_nf4_text_encoder_fits_where_the_plain_one_has_to_go_to_the_cpu(

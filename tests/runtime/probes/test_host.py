@@ -1,5 +1,6 @@
 """The host's evidence from recorded outputs of both systems, and of this machine."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,16 @@ def test_a_base_that_is_here_is_measured(base_folder: Path) -> None:
     found = base.measured("external:model", base_folder)
     assert set(found.components) == {"transformer", "text_encoder", "vae"}
     assert found.components["transformer"].parameters > 1_000_000
+
+
+def test_a_base_whose_shards_are_dropped_is_as_large_as_before(base_folder: Path, tmp_path: Path) -> None:
+    whole = base.measured("some/base", base_folder).components["transformer"]
+    shard = {"size": round(whole.disk_gib * 2**30), "tensors": {"w": {"shape": [whole.parameters // 2, 2]}}}
+    (tmp_path / "transformer").mkdir()
+    (tmp_path / "transformer" / "fetched.json").write_text(
+        json.dumps({"shards": {"one": shard}}), encoding="utf-8"
+    )
+    assert base.measured("some/base", tmp_path).components == {"transformer": whole}
 
 
 @pytest.fixture

@@ -64,6 +64,9 @@ class Hub(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: Hub
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = (
+        True  # headers and body are two writes: the second would wait 40 ms for an answer
+    )
 
     def log_message(self, *given: Any) -> None:
         pass
@@ -99,16 +102,21 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = cut is not None
 
 
-@pytest.fixture
-def hub(nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+@pytest.fixture(scope="module")
+def served(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded base, its denoiser in three shards, beside files that nobody should fetch."""
-    root = tmp_path / "hub"
+    root = tmp_path_factory.mktemp("served") / "hub"
     shutil.copytree(nano, root, ignore=shutil.ignore_patterns("*.pyc", "README*"))
     _split(root / "transformer")
     for name in ("pytorch_model.bin", "modeling.py", "transformer/pytorch_model.bin", "transformer/code.py"):
         (root / name).write_bytes(b"code" * 9)
     save_file(load_file(root / "vae" / SINGLE), root / "whole.safetensors")
-    server = Hub(root)
+    return root
+
+
+@pytest.fixture
+def hub(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    server = Hub(served)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     monkeypatch.setenv("HF_ENDPOINT", server.url)
