@@ -165,6 +165,9 @@ class Family(Protocol):
         shape or range: an encoder takes 0..1 without complaint and makes washed-out latents of it.
         """
 
+    def make_compilable(self, denoiser: nn.Module) -> None:
+        """Replace in place what a compiler does not take by what it does, equal to rounding."""
+
     def predict(
         self, denoiser: nn.Module, noisy: Tensor, sigma: Tensor, conditioning: Conditioning
     ) -> Tensor:

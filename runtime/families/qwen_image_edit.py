@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from runtime.config.model import VaeMode
 from runtime.errors import DataError
-from runtime.families import kinds, weights
+from runtime.families import kinds, rotary, weights
 from runtime.families import text_encoder as text_encoders
 from runtime.families.base import Conditioning, Encoded, Encoders, PromptAsk
 from runtime.families.facts import QWEN_IMAGE_EDIT
@@ -183,6 +183,9 @@ class QwenImageEdit:
         # In the precision of the VAE, as the pipelines do it.
         mean, std = (part.to(latents.dtype) for part in _statistics(vae, latents.device))
         return (latents - mean) / std
+
+    def make_compilable(self, denoiser: nn.Module) -> None:
+        rotary.make_real(denoiser)
 
     def predict(
         self, denoiser: nn.Module, noisy: Tensor, sigma: Tensor, conditioning: Conditioning

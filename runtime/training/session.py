@@ -13,7 +13,6 @@ from runtime.config.load import Loaded
 from runtime.config.model import Config
 from runtime.data import order
 from runtime.device import Device
-from runtime.families import rotary
 from runtime.families.base import Conditioning, Family
 from runtime.families.weights import open_denoiser_weights
 from runtime.memory import checkpointing, offload
@@ -126,7 +125,7 @@ def _arrange(denoiser: Any, job: Job, config: Config) -> None:
     """How the blocks are run: what of them is recomputed, and whether they are compiled."""
     compiled = config.train.compile is True
     if compiled:
-        rotary.make_real(denoiser)
+        job.family.make_compilable(denoiser)
     checkpointing.apply(
         denoiser,
         config.train.gradient_checkpointing,
