@@ -120,6 +120,8 @@ def hub(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # this hub is on this machine, whatever the suite is run with
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 2**16)
     monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda seconds: None)
