@@ -28,9 +28,6 @@ from gates.cli import main as gate
 from runtime.cli import main as finetune
 from runtime.demo.series import BASE, DATA
 
-# One worker: what they share takes a minute to make.
-pytestmark = pytest.mark.xdist_group("series")
-
 SAME_MAX = 2  # a command may have to be run again for the same check, never a third time
 STEPS, INTERVAL = 24, 8  # long enough to learn at this rate, and to be killed between two checkpoints
 # What takes long to measure, and is the same again: the straight way measures it, the ways back write it again.
