@@ -12,7 +12,7 @@ TOGETHER = ("tests/test_series.py",)  # what they share takes more than a minute
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadScopeScheduling":
-    """Each test for itself, but the files of TOGETHER whole. pytest-xdist's own groups (3.8) are lost under pytest 9.2."""
+    """Each test for itself, the files of TOGETHER whole. Groups of pytest-xdist 3.8 are lost under pytest 9.2."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
