@@ -82,6 +82,11 @@ class Train(Section):
     probe_steps: Annotated[int, Field(ge=1)] | None = None
     """Steps between measurements of the probe beside those at checkpoints. null: at checkpoints only."""
 
+    @property
+    def streamed(self) -> int:
+        """Blocks to stream, of a resolved config; none where `auto` was left."""
+        return 0 if self.streamed_blocks == "auto" else self.streamed_blocks
+
     @model_validator(mode="after")
     def _one_length(self) -> Self:
         given = [name for name in ("max_train_steps", "num_epochs") if getattr(self, name) is not None]

@@ -37,7 +37,6 @@ class Painter:
         self.family, self.model, self.config = family, model, config
         self.device = device.pick(config.hardware.device)
         self.dtype = device.compute_dtype(self.device, config.train.mixed_precision)
-        streamed = config.train.streamed_blocks if config.train.streamed_blocks != "auto" else 0
         live = checkpoint is not None and _moves_modulation(family, checkpoint)
         denoiser = family.load_denoiser(
             model,
@@ -47,7 +46,7 @@ class Painter:
             keep=config.model.nf4_keep,
             made=(made or {}).get("transformer"),
             weight=(made or {}).get("transformer_weight"),
-            streamed=streamed,
+            streamed=config.train.streamed,
             table=None if live else table,
         )
         self.note = (
@@ -57,7 +56,9 @@ class Painter:
         self.adapter: Adapter | None = None
         if checkpoint is not None:
             self.adapter = trainables.load_adapter(denoiser, checkpoint)
-        offload.stream(getattr(denoiser, family.facts.blocks), streamed, self.device)
+        blocks = getattr(denoiser, family.facts.blocks)
+        streamed = offload.stream(blocks, config.train.streamed, self.device)
+        self.note = self.note or streamed.note
         self.predict = Predictor(family, denoiser.eval(), self.device, self.dtype)
         self.vae = family.load_vae(model, device=self.device.type, dtype=self.dtype, mode=config.cache.vae)
 

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from runtime import device as devices
-from runtime.device import Copy, Device, Feed
+from runtime.device import Device
 from runtime.memory import hosting, spans
+from runtime.memory.feed import Copy, Feed, host_memory
 from runtime.memory.hosting import Item
 from runtime.memory.spans import picked as picked
 from runtime.memory.spans import runs as runs
@@ -187,7 +187,7 @@ def stream(blocks: Sequence[nn.Module], count: int, where: Device) -> Streamed:
     notes: list[str] = []
     for run in runs(sizes):
         first = len(moved)
-        memory, note = devices.host_memory(sum(sizes[first : first + run]), where)
+        memory, note = host_memory(sum(sizes[first : first + run]), where)
         notes.append(note)
         for module, buffer in zip(
             chosen[first : first + run], torch.split(memory, sizes[first : first + run]), strict=True

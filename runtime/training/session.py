@@ -71,7 +71,7 @@ def launch(
         "base_gib": trainables.tensor_bytes(list(denoiser.parameters())) / files.GIB,
     }
     adapter = trainables.add_adapter(denoiser, config.model.lora, seed=config.train.seed)
-    streamed = offload.stream(getattr(denoiser, job.facts.blocks), streamed_blocks(config), prepared.device)
+    streamed = offload.stream(getattr(denoiser, job.facts.blocks), config.train.streamed, prepared.device)
     if streamed.note:
         report(f"note: {streamed.note}")
     trained, started = _make_trainable(prepared, denoiser, adapter)
@@ -117,7 +117,7 @@ def _load(prepared: Prepared, dtype: torch.dtype, report: ahead.Report) -> nn.Mo
         made=job.made.get("transformer"),
         weight=job.made.get("transformer_weight"),
         table=ahead.table(prepared, report) if config.train.cached_modulation is True else None,
-        streamed=streamed_blocks(config),
+        streamed=config.train.streamed,
     )
 
 
@@ -192,7 +192,7 @@ def _samples(painting: samples.Plan | None, predict: Predictor, run: Run) -> Sam
 
 def _streamed(config: Config, streamed: offload.Streamed) -> dict[str, Any]:
     """What of the base lives in host memory, for run.json."""
-    count = streamed_blocks(config)
+    count = config.train.streamed
     told = {"blocks": count, "host_gib": streamed.host_bytes / files.GIB, "note": streamed.note}
     return {"streamed": told} if count else {}
 
@@ -209,12 +209,6 @@ def _make_trainable(
     decay = config.train.ema_decay
     ema = Ema(adapter.named_parameters(), decay) if decay is not None else None
     return Trained(adapter=adapter, optimizer=optimizer, schedule=schedule, ema=ema), started
-
-
-def streamed_blocks(config: Config) -> int:
-    """Of a resolved config."""
-    count = config.train.streamed_blocks
-    return 0 if count == "auto" else count
 
 
 def _loaded(job: Job, base: str) -> dict[str, str]:

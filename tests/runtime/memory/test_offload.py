@@ -13,8 +13,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from runtime.config.model import Lora
-from runtime.device import Copy, Device, Feed
+from runtime.device import Device
 from runtime.memory import hosting, offload
+from runtime.memory.feed import Copy, Feed
 from runtime.memory.offload import Held, Streamed, held, picked, runs, stream, together
 from runtime.quantize import layers, nf4
 from runtime.training import trainables
