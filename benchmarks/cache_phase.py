@@ -16,7 +16,6 @@ that of their sum, which a machine with shared memory must have; left_gib is all
 import argparse
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from typing import Any
 import measuring
 import random_base
 import true_size
-from measuring import Line, Memory, Report
+from measuring import Line, Report
 from true_size import Shape
 
 from runtime import device as devices
@@ -44,7 +43,6 @@ from runtime.progress import Progress
 from runtime.workspace import Workspace
 
 TINY = {"sizes": ["64x96"], "batches": [1, 2], "pairs": 4}
-LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +166,7 @@ def measured(workspace: Workspace, case: Case, where: Device) -> Line:
     job = build.plan(workspace, resolve(workspace, config).config)
     devices.free_cached(where)
     devices.reset_peak(where)
-    with _watched(where) as watched:
+    with measuring.watching(where) as watched:
         started = time.perf_counter()
         summary = build.build(job, Progress(quiet=True))
         wall = time.perf_counter() - started
@@ -197,36 +195,6 @@ def rates(summary: Summary) -> Line:
         "encode_pictures_per_s": summary.pictures / took["encode pictures"],
         "encode_prompts_per_s": summary.prompts / took["encode prompts"],
     }
-
-
-@dataclass(slots=True)
-class Watched:
-    memory: Memory
-    together_gib: float = 0.0
-
-    def look(self) -> None:
-        self.memory.look()
-        now = devices.memory(self.memory.where)
-        self.together_gib = max(self.together_gib, now.reserved_gib + now.rss_gib)
-
-
-@contextmanager
-def _watched(where: Device) -> Iterator[Watched]:
-    """Looks at the memory now and then: the host's peak is nowhere kept, and each pass sets the device's back."""
-    watched, over = Watched(Memory(where)), threading.Event()
-
-    def look() -> None:
-        while not over.wait(LOOK_S):
-            watched.look()
-
-    thread = threading.Thread(target=look, name="memory", daemon=True)
-    thread.start()
-    try:
-        yield watched
-    finally:
-        over.set()
-        thread.join()
-        watched.look()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import contextlib
 import json
 import statistics
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from runtime.training.session import Session
 from runtime.workspace import Workspace
 
 Line = dict[str, Any]
+LOOK_S = 0.02
 COMPILATIONS = 4096  # of which torch keeps what it measured; 64 by default
 
 
@@ -54,6 +56,46 @@ def reserved_peak_gib(where: Device) -> float:
     import torch
 
     return torch.accelerator.max_memory_reserved() / files.GIB
+
+
+@dataclass(slots=True)
+class Watched:
+    memory: Memory
+    together_gib: float = 0.0
+    """The most at one moment of what the allocator had reserved and the process resident."""
+
+    def look(self) -> None:
+        self.memory.look()
+        now = devices.memory(self.memory.where)
+        self.together_gib = max(self.together_gib, now.reserved_gib + now.rss_gib)
+
+    def to_json(self) -> Line:
+        return {**self.memory.to_json(), "together_gib": self.together_gib}
+
+
+@contextlib.contextmanager
+def watching(where: Device) -> Iterator[Watched]:
+    """Looks every 20 ms, for the host's peak is nowhere kept; and before the product sets the device's back."""
+    watched, over, plain = Watched(Memory(where)), threading.Event(), devices.reset_peak
+
+    def look() -> None:
+        while not over.wait(LOOK_S):
+            watched.look()
+
+    def reset_peak(device: Device) -> None:
+        watched.look()
+        plain(device)
+
+    thread = threading.Thread(target=look, name="memory", daemon=True)
+    devices.reset_peak = reset_peak
+    thread.start()
+    try:
+        yield watched
+    finally:
+        over.set()
+        thread.join()
+        devices.reset_peak = plain
+        watched.look()
 
 
 class Watch(Progress):

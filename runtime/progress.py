@@ -20,11 +20,13 @@ class Progress:
         self._task: Any = None
         self._started = self._last = 0.0
         self._done_before = 0
+        self._told = -1  # the last count that a heartbeat told
 
     def start(self, label: str, total: int, done: int = 0) -> None:
         self._started = time.monotonic()
         self._last = self._started
         self._label, self._total, self._done_before = label, total, done
+        self._told = -1
         if self.quiet or not sys.stderr.isatty():
             return
         from rich.console import Console
@@ -51,9 +53,10 @@ class Progress:
 
     def _due(self, done: int) -> bool:
         now = time.monotonic()
-        if now - self._last < HEARTBEAT_S and done != self._total:
+        finished = done == self._total and self._told != done
+        if now - self._last < HEARTBEAT_S and not finished:
             return False
-        self._last = now
+        self._last, self._told = now, done
         return True
 
     def eta_s(self, done: int) -> float:
