@@ -127,20 +127,24 @@ class Recorder:
         return key in self.refused or len(self.refused) >= REFUSALS
 
     def _record(self, key: Any, question: Question, count: int) -> Tensor:
-        """The losses of `question`; what was replayed is computed too, once, and has to be the same."""
+        """The losses of `question`, computed; the first replay has to give the same gradients.
+
+        Computed first: what that took is given back when recording begins, so the two never hold memory together.
+        """
         before = self._gradients()
-        recording, fault = self._attempt(question, count)
-        replayed = self._gradients()
+        losses = self.compute(question, count)
+        computed = self._gradients()
         self._set(before)
+        recording, fault = self._attempt(question, count)
+        if recording is not None:
+            fault = _difference(self._gradients(), computed)
+        self._set(computed)
         if recording is None:
             device.free_cached(self.where)  # of an attempt that may have run out of it
-        losses = self.compute(question, count)
-        if recording is not None:
-            fault = self._compare(replayed)
         if fault:
             self.fault = fault
             self.refused.add(key)
-        elif recording is not None and self._finite():
+        elif recording is not None and _finite(computed):
             self.recordings[key] = recording
         return losses
 
@@ -163,15 +167,16 @@ class Recorder:
         for ours, given in zip(there, gradients, strict=True):
             ours.copy_(given)
 
-    def _finite(self) -> bool:
-        """Whether the gradients of now tell anything; a step that is not finite is tried again another time."""
-        return all(bool(gradient.isfinite().all()) for gradient in self._gradients())
 
-    def _compare(self, replayed: list[Tensor]) -> str:
-        """ "" where `replayed` are the gradients of now but for rounding, or where these are not finite."""
-        computed = self._gradients()
-        if not self._finite():
-            return ""
-        away = torch.stack([(a - b).norm() for a, b in zip(replayed, computed, strict=True)]).norm()
-        error = float(away / torch.stack([b.norm() for b in computed]).norm().clamp_min(1e-30))
-        return "" if error <= REPLAY_ERROR else f"a replay gave other gradients, {error:.2g} away"
+def _finite(gradients: list[Tensor]) -> bool:
+    """Whether they tell anything; a step that is not finite is tried again another time."""
+    return all(bool(gradient.isfinite().all()) for gradient in gradients)
+
+
+def _difference(replayed: list[Tensor], computed: list[Tensor]) -> str:
+    """ "" where they are the same but for rounding, or where the computed ones are not finite."""
+    if not _finite(computed):
+        return ""
+    away = torch.stack([(a - b).norm() for a, b in zip(replayed, computed, strict=True)]).norm()
+    error = float(away / torch.stack([b.norm() for b in computed]).norm().clamp_min(1e-30))
+    return "" if error <= REPLAY_ERROR else f"a replay gave other gradients, {error:.2g} away"
