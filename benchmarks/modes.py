@@ -191,21 +191,59 @@ def seen_shapes(fitted: Fitted) -> int:
 
 
 def rendered(lines: list[Line]) -> str:
-    heads = ["mode", "weights", "update", "s a step", "allocated, GiB", "reserved, GiB", "grown, MiB"]
-    rows = [
-        [
-            line["mode"],
-            f"{line['weights']:.1e}",
-            f"{line['update']:.1e}",
-            f"{line['median_s']:.3f}",
-            f"{line['peak_gib']:.2f}",
-            f"{line['reserved_gib']:.2f}",
-            f"{1024 * line['grown_gib']:.1f}",
+    tables = []
+    for kind, (heads, row) in TABLES.items():
+        rows = [
+            [line["mode"], *row(line)] for line in lines if line.get("kind") == kind and "median_s" in line
         ]
-        for line in lines
-        if "update" in line
+        if rows:
+            tables.append(measuring.table(["mode", *heads], rows))
+    return "\n\n".join(tables)
+
+
+def _exact(line: Line) -> list[str]:
+    return [
+        f"{line['weights']:.1e}",
+        f"{line['update']:.1e}",
+        f"{line['median_s']:.3f}",
+        f"{line['peak_gib']:.2f}",
+        f"{line['reserved_gib']:.2f}",
+        f"{1024 * line['grown_gib']:.1f}",
     ]
-    return measuring.table(heads, rows)
+
+
+def _several(line: Line) -> list[str]:
+    speed = line["speed"]
+    return [
+        str(line["shapes"]),
+        str(speed["compiled"]),
+        str(line["recompiles"]),
+        str(speed["recorded"]),
+        f"{line['first_rounds_s']:.0f}",
+        f"{line['median_s']:.3f}",
+        f"{line['max_s']:.3f}",
+        f"{line['peak_gib']:.2f}",
+        f"{line['reserved_gib']:.2f}",
+    ]
+
+
+MEMORY = ["allocated, GiB", "reserved, GiB"]
+TABLES = {
+    "exact": (["weights", "update", "s a step", *MEMORY, "grown, MiB"], _exact),
+    "shapes": (
+        [
+            "shapes",
+            "compiled",
+            "of them again",
+            "recorded",
+            "first rounds, s",
+            "s a step",
+            "at most",
+            *MEMORY,
+        ],
+        _several,
+    ),
+}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The speed scripts at tiny size: they run, their fits are the product's, and what they compute is right."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import peer_steps
 import peers
 import profile_step
 import pytest
+import rehearse
 import torch
 import true_size
 from true_size import Shape
@@ -170,6 +172,41 @@ def test_modes(call: Any, capsys: Any) -> None:
     assert exact["eager again"]["update"] == 0.0
     (eager,) = (line for line in lines if line.get("kind") == "shapes")
     assert eager["shapes"] == 4
+
+
+@pytest.mark.slow
+def test_a_rehearsal(call: Any, capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """Some of its commands, of which each is a process: the rest is the same."""
+    monkeypatch.setattr(rehearse, "BEFORE", (["probe", "--host"],))
+    monkeypatch.setattr(rehearse, "STAGES", rehearse.STAGES[:2])
+    monkeypatch.setattr(rehearse, "GATES", ("01", "02", "04"))
+    plain = ("--set", "model.quantize=none", "--set", "model.quantize_text_encoder=none")
+    words = (str(BASE), str(tmp_path / "work"), "--tiny", "--machines", "card24", *plain, *CPU)
+    call(rehearse.main, *words)
+    printed = capsys.readouterr().out
+    lines = {line["command"]: line for line in told(printed) if "command" in line}
+    assert list(lines) == ["cache", "fit --smoke"]
+    for line in lines.values():
+        assert 0.1 < line["rss_gib"] == line["together_gib"] and line["planned_gib"] > 0 < line["seconds"]
+    assert told(printed)[-1]["gates"]["01"] == told(printed)[-1]["gates"]["02"] == "PASS"
+    run = files.read_json(tmp_path / "work" / "outputs" / "card24" / "v0" / "run.json")
+    assert run["state"] == "completed" and run["resolved"]["hardware"]["memory_limit_gib"] == 22.8
+    assert "| card24 | 22.8 | fit --smoke |" in printed
+
+
+def test_peaks_between_two_looks_are_seen(monkeypatch: Any) -> None:
+    """The product sets the device's peak back at each step; what it was then counts."""
+    peak = [7.0]
+    monkeypatch.setattr(measuring, "LOOK_S", 60.0)
+    seen = devices.Memory(alloc_gib=0.0, reserved_gib=2.0, peak_gib=0.0, rss_gib=3.0)
+    monkeypatch.setattr(devices, "memory", lambda device: replace(seen, peak_gib=peak[0]))
+    monkeypatch.setattr(devices, "reset_peak", lambda device: peak.__setitem__(0, 1.0))
+    plain = devices.reset_peak
+    with measuring.watching(devices.pick("cpu")) as watched:
+        devices.reset_peak(devices.pick("cpu"))
+        assert peak == [1.0]
+    assert watched.memory.peak_gib == 7.0 and watched.together_gib == 5.0
+    assert devices.reset_peak is plain
 
 
 def test_distance_of_weights_and_of_the_update() -> None:
