@@ -78,12 +78,12 @@ def sharded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_random_base_is_read_by_the_products_loaders(tmp_path: Path, sharded: None) -> None:
-    """Of small shapes in several shards each, as those of the published ones are."""
+    """Of small shapes, the text encoder in several shards, as the published one is."""
     root = tmp_path / "base"
     random_base.shutil.copytree(
         vae.BASE, root, ignore=random_base.shutil.ignore_patterns("*.safetensors", "transformer")
     )
-    random_base.write_vae(root / "vae", "cpu", base_dim=8, num_res_blocks=1)
+    random_base.write_vae(root / "vae", base_dim=24, num_res_blocks=2)
     text = random_base.text_config({**TEXT, "num_key_value_heads": 2, "tie_word_embeddings": False})
     text["rope_parameters"] = {**text["rope_parameters"], "mrope_section": [2, 3, 3]}
     count = random_base.write_text_encoder(
@@ -111,6 +111,8 @@ def test_a_random_base_is_read_by_the_products_loaders(tmp_path: Path, sharded: 
         assert torch.equal(read[own], stored[published].float())
     (shown,) = family.encode_prompts(encoders, [PromptAsk(prompt="paint it red")], 64)
     assert shown.embeds.shape[1] == 64 and bool(shown.embeds.isfinite().all())
+    (file,) = (root / "vae").glob("*.safetensors")
+    assert {tensor.dtype for tensor in load_file(file).values()} == {torch.bfloat16}
     latents = family.encode_images(encoders, torch.rand(1, 3, 32, 32))
     assert latents.shape == (1, 16, 4, 4) and bool(latents.isfinite().all()) and float(latents.std()) > 0
 
