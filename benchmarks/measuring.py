@@ -20,7 +20,9 @@ from true_size import configure
 
 from runtime import device as devices
 from runtime import files
+from runtime.config.load import load_config
 from runtime.device import Device
+from runtime.planning import plan
 from runtime.progress import Progress
 from runtime.training import loop, session
 from runtime.training.session import Session
@@ -199,6 +201,11 @@ def fit(
         lines=lines,
         document=opened.run.document,
     )
+
+
+def planned_gib(workspace: Workspace) -> float:
+    """The fit's peak on the device as the plan has it, for config.yaml as it is."""
+    return plan.make_plan(workspace, load_config(workspace.config_path)).phases["fit"].peak_gib
 
 
 def timed(where: Device, step: Callable[[], object]) -> float:

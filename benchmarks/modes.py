@@ -7,7 +7,8 @@
 Each mode is a `finetune fit` of the same samples from the same start, all else off; `eager` checkpoints every block.
 After `--steps` steps its adapter is compared with eager's: `weights` is ||w - e|| / ||e||, `update` is
 ||w - e|| / ||e - w0||. `eager again` says how much of that is the device's own: what two equal runs differ by. The fit
-goes on to step `--flat`: memory allocated there, over that at `--steps`. Then the modes that compile or record run on
+goes on to step `--flat`: memory allocated there, over that at `--steps`. A mode whose update is more than 0.03 away,
+or whose memory grows, is an error. Then the modes that compile or record run on
 eight text lengths in three buckets, and it is told how often the compiler was asked. One JSON object a line.
 """
 
@@ -60,6 +61,7 @@ ACCELERATED = ("train.compile", "train.graphs")
 LENGTHS = (67, 120, 181, 240, 333, 400, 512, 700)
 BUCKETS = 3
 WARMUP = 5
+UPDATE_MAX = 3e-2  # two equal eager runs on an H200 differ by 5e-3; a wrong gradient by 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +122,9 @@ def exactness(report: Report, out: Path, wish: argparse.Namespace) -> None:
             with report.trying(kind="exact", mode=name):
                 fitted, weights = trained(workspace, config_of(wish, changes, flat), steps)
                 eager = eager or weights
-                report.tell(kind="exact", mode=name, **compared(weights, eager), **cost(fitted, steps))
+                line = {**compared(weights, eager), **cost(fitted, steps)}
+                report.tell(kind="exact", mode=name, **line)
+                judge(line)
 
 
 def trained(workspace: Workspace, changes: Mapping[str, Any], steps: int) -> tuple[Fitted, Weights]:
@@ -154,6 +158,14 @@ def compared(weights: Weights, eager: Weights) -> Line:
         "update": distance / float((eager.after - eager.before).norm()),
         "same_start": bool((weights.before == eager.before).all()),
     }
+
+
+def judge(line: Line) -> None:
+    """Raises where a mode trains something else, or memory grows from step to step."""
+    if not line["same_start"] or line["update"] > UPDATE_MAX:
+        raise RuntimeError(f"update {line['update']:.2g} from eager's, at most {UPDATE_MAX} expected")
+    if line["grown_gib"] > 0:
+        raise RuntimeError(f"{line['grown_gib']:.3g} GiB more are allocated at the last step")
 
 
 def cost(fitted: Fitted, steps: int) -> Line:

@@ -254,8 +254,10 @@ def spawn(setting: Setting, name: str, contenders: Sequence[str], report: measur
 def peak(setting: Setting, row: Row, contender: str) -> Line:
     """GiB of one contender alone in this process, and its time a step with nothing beside it."""
     if contender in MODES:
-        fitted = measuring.fit(setting.workspace(row), setting.config_of(row, contender), setting.warmup)
-        return {**fitted.memory_json(), "alone_s": statistics.median(fitted.times)}
+        workspace = setting.workspace(row)
+        fitted = measuring.fit(workspace, setting.config_of(row, contender), setting.warmup)
+        planned = {"planned_gib": measuring.planned_gib(workspace)}
+        return {**fitted.memory_json(), **planned, "alone_s": statistics.median(fitted.times)}
     where = devices.pick()
     config, memory = true_size.read_denoiser(setting.base), measuring.Memory(where)
     (made,) = peer_steps.build([contender], config, setting.shape(row), where)
@@ -281,7 +283,7 @@ def rendered(lines: Sequence[Line]) -> str:
         held = peaks.get((line["row"], line["contender"]), {})
         rows.append([line["row"], line["contender"], line.get("beside", ""), *_times(line), *_peaks(held)])
     heads = ["row", "contender", "in the run of", "s a step: median (min to max)", "ours to it", "MFU"]
-    return measuring.table([*heads, "allocated, GiB", "reserved, GiB", "host, GiB"], rows)
+    return measuring.table([*heads, "allocated, GiB", "planned", "reserved, GiB", "host, GiB"], rows)
 
 
 def _times(line: Line) -> list[str]:
@@ -292,7 +294,8 @@ def _times(line: Line) -> list[str]:
 
 
 def _peaks(line: Line) -> list[str]:
-    return [f"{line[name]:.2f}" if name in line else "" for name in ("peak_gib", "reserved_gib", "rss_gib")]
+    names = ("peak_gib", "planned_gib", "reserved_gib", "rss_gib")
+    return [f"{line[name]:.2f}" if name in line else "" for name in names]
 
 
 if __name__ == "__main__":

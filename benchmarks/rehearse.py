@@ -6,7 +6,8 @@
 
 For each machine: config.yaml with `hardware.memory_limit_gib` set to what `finetune plan --for` would let it fill,
 then `finetune plan`, `cache`, `fit` of `--steps` steps with a checkpoint halfway, `validate` of one held-out sample, in
-a process each, and the gates on what they left; before the first of them `finetune quantize`, once for all.
+a process each, and the gates on what they left, all of which have to pass; before the first `finetune quantize`, once
+for all. Whatever `finetune recommend` leaves to the plan, the plan decides; PCs of 16 GiB run eagerly.
 The allocator is held to the limit (less what the plan keeps for the host, where memory is shared), so what would not
 fit there fails here. One JSON object a line: peak_gib and reserved_gib of the device's allocator, rss_gib of the host,
 together_gib of the sum of the last two at one moment, looked at every 20 ms; `planned_gib` is the plan's peak.
@@ -36,6 +37,16 @@ from runtime.planning.machines import MACHINES
 from runtime.workspace import Workspace
 
 REHEARSED = ("pc16-raised", "card24", "pc32-raised")
+EAGER = ("pc16", "pc16-raised")
+LEFT_TO_THE_PLAN = (
+    "model.quantize",
+    "model.quantize_text_encoder",
+    "train.gradient_checkpointing",
+    "train.cached_modulation",
+    "train.streamed_blocks",
+    "train.compile",
+    "train.graphs",
+)
 STAGES = (  # by the plan's phase
     ("cache", ["cache"]),
     ("fit", ["fit", "--smoke"]),
@@ -82,7 +93,7 @@ def rehearse(wish: argparse.Namespace, root: Path) -> int:
     workspace = prepare(root.resolve(), wish.base, shape)
     for name in wish.machines:
         with report.trying(machine=name):
-            loaded = true_size.configure(workspace, config_of(name, shape, wish))
+            loaded = true_size.configure(workspace, config_of(name, wish))
             if name == wish.machines[0]:
                 for words in BEFORE:
                     command(workspace, *words)
@@ -91,7 +102,14 @@ def rehearse(wish: argparse.Namespace, root: Path) -> int:
             plan = json.loads(command(workspace, "plan", "--json"))
             for phase_name, words in STAGES:
                 told(report, workspace, name, words, plan["phases"][phase_name])
-            report.tell(machine=name, gates={number: verdict(workspace, number) for number in GATES})
+            gates = {number: verdict(workspace, number) for number in GATES}
+            chosen = {
+                key: choice["value"] for key, choice in plan["choices"].items() if key in LEFT_TO_THE_PLAN
+            }
+            report.tell(machine=name, chosen=chosen, gates=gates)
+            failed = [f"{number} {told}" for number, told in gates.items() if not told.startswith("PASS")]
+            if failed:
+                raise RuntimeError(f"gates did not pass: {'; '.join(failed)}")
     print(rendered(report.lines))
     return int(report.failed)
 
@@ -109,20 +127,19 @@ def prepare(root: Path, base: Path, shape: Shape) -> Workspace:
     return workspace
 
 
-def config_of(name: str, shape: Shape, wish: argparse.Namespace) -> dict[str, Any]:
-    """NF4 of both; the rest is left to the plan, but for compiling and recording, whose memory is no part of it."""
+def config_of(name: str, wish: argparse.Namespace) -> dict[str, Any]:
+    """What `finetune recommend` leaves to the plan, the plan decides; on the smallest machines, eager."""
     machine = MACHINES[name]
     budget = machine.budget()
+    rest: dict[str, Any] = dict.fromkeys(LEFT_TO_THE_PLAN, "auto")
+    if name in EAGER:
+        rest |= {"train.compile": False, "train.graphs": False}
     return {
-        "model.quantize": "nf4",
-        "model.quantize_text_encoder": "nf4",
+        **rest,
         "cache.cache_dir": f"cache-{name}",
         "logging.tracker_project_name": name,
         "train.max_train_steps": wish.steps,
         "train.checkpointing_steps": max(1, wish.steps // 2),
-        "train.compile": False,
-        "train.graphs": False,
-        "train.cached_modulation": True,
         "train.probe_samples": 8,
         "train.probe_draws": 2,
         "optimizer.init_args": {"lr": LEARNING_RATE},

@@ -80,7 +80,7 @@ def settle(
 ) -> dict[str, Any]:
     """The step as the fit would take it: explicit values as they are, the rest as chosen."""
 
-    def value(configured: str, key: str, default: str) -> Any:
+    def value(configured: Any, key: str, default: Any) -> Any:
         return configured if configured != "auto" else chosen[key].value if key in chosen else default
 
     masked = found["masked-sdpa"].ok
@@ -88,7 +88,7 @@ def settle(
         "device": device,
         "precision": value(config.train.mixed_precision, "train.mixed_precision", "no"),
         "optimizer": value(config.optimizer.class_path, "optimizer.class_path", choices.ADAMW),
-        "checkpointing": config.train.gradient_checkpointing,
+        "checkpointing": value(config.train.gradient_checkpointing, "train.gradient_checkpointing", True),
         "masked": masked,
     }
 

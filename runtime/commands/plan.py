@@ -35,6 +35,8 @@ def command(machine: str | None, workspace: Workspace, as_json: bool) -> None:
         common.print_json(plan.to_json())
     else:
         show(plan)
+    for note in plan.notes:
+        click.echo(f"note: {note}", err=True)
     if plan.problems:
         first, *others = plan.problems
         for problem in others:

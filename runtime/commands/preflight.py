@@ -124,6 +124,7 @@ def screen(opened: "Session", found: Forecast, run: str, sleep: str) -> list[str
         f"checkpoints {found.kept} x {found.adapter_bytes / files.MIB:.1f} MiB, "
         f"the resumable one {found.last_bytes / files.MIB:.1f} MiB",
         f"sleep      {sleep}",
+        *[f"note       {note}" for note in found.plan.notes],
     ]
 
 

@@ -6,10 +6,12 @@ from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_
 
 from runtime.config.values import Argument, Number, Section, Text, Warmup
 
+WORDS = ("auto", "selective")
+
 
 def as_checkpointing(value: Any) -> Any:
-    if not (isinstance(value, bool) or value == "selective" or (isinstance(value, int) and value >= 2)):
-        raise ValueError("expected true, false, selective or a number from 2 on")
+    if not (isinstance(value, bool) or value in WORDS or (isinstance(value, int) and value >= 2)):
+        raise ValueError("expected auto, true, false, selective or a number from 2 on")
     return value
 
 
@@ -20,7 +22,8 @@ Schedule = Literal[
 SigmaSampling = Literal["uniform", "sigmoid", "logit_normal", "shift", "family_shift"]
 Weighting = Literal["none", "sigma_sqrt", "cosmap"]
 Checkpointing = Annotated[
-    Literal["selective"] | bool | Annotated[int, Field(ge=2, le=1000)], BeforeValidator(as_checkpointing)
+    Literal["auto", "selective"] | bool | Annotated[int, Field(ge=2, le=1000)],
+    BeforeValidator(as_checkpointing),
 ]
 Switch = Literal["auto"] | bool
 
@@ -58,7 +61,8 @@ class Train(Section):
     """Compute dtype of the denoiser. auto: bf16 on an accelerator, no (fp32) on CPU."""
     gradient_checkpointing: Checkpointing = True
     """What of the activations the backward pass makes again. true: each block's; a number: those of so many blocks at
-    once, less memory still; selective: each block's but for the outputs of attention, faster; false: nothing."""
+    once, less memory still; selective: each block's but for the outputs of attention, faster; false: nothing. auto:
+    the fastest with which the plan fits."""
     cached_modulation: Switch = "auto"
     """Take the modulation of all blocks, a third of the denoiser's weights, from a table of the run's sigmas on disk
     (4.2 MiB a sigma at the published size). auto: on an accelerator, where nothing that is trained touches it."""

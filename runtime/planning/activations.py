@@ -42,11 +42,16 @@ def kept_units(settings: "Settings") -> float:
     return KEPT + casts + KEPT_MLP * mlp + KEPT_MODULATION * modulation + extras * (1 + mlp)
 
 
-def step_units(layers: int, settings: "Settings") -> float:
+def is_plain(settings: "Settings", batch: int) -> bool:
+    """Whether attention over so many samples is products and a softmax, and no operator of its own."""
+    return settings.attention == "math" or (settings.attention == "unmasked" and batch > 1)
+
+
+def step_units(layers: int, settings: "Settings", batch: int) -> float:
     """Hidden-sized tensors per token at the peak of forward and backward through `layers` blocks."""
     blocks = settings.group(layers)  # whose tensors for the backward pass are there at once
     stored = ceil(layers / blocks) if settings.checkpointing is not False else 0
-    if settings.checkpointing == "selective":
+    if settings.checkpointing == "selective" and not is_plain(settings, batch):
         stored += layers - 1  # outputs of attention; the block at work has its own anyway
     return stored + blocks * kept_units(settings) + TRANSIENT
 
@@ -57,7 +62,8 @@ def step_bytes(denoiser: Denoiser, settings: "Settings", work: "Work", *, inputs
     unit = work.tokens * denoiser.dim * settings.dtype_bytes
     scores = _scores(denoiser, settings, work.batch_size, work.tokens // work.batch_size)
     held = settings.group(layers) + SCORES_TRANSIENT
-    return step_units(layers, settings) * unit + held * scores + _unpacked(denoiser, settings)
+    units = step_units(layers, settings, work.batch_size)
+    return units * unit + held * scores + _unpacked(denoiser, settings)
 
 
 def sampling_bytes(denoiser: Denoiser, settings: "Settings", tokens: int) -> float:
@@ -70,8 +76,7 @@ def sampling_bytes(denoiser: Denoiser, settings: "Settings", tokens: int) -> flo
 
 
 def _scores(denoiser: Denoiser, settings: "Settings", batch: int, tokens: int) -> float:
-    plain = settings.attention == "math" or (settings.attention == "unmasked" and batch > 1)
-    return 4.0 * batch * denoiser.heads * tokens**2 if plain else 0.0
+    return 4.0 * batch * denoiser.heads * tokens**2 if is_plain(settings, batch) else 0.0
 
 
 def _unpacked(denoiser: Denoiser, settings: "Settings") -> float:

@@ -136,10 +136,20 @@ class TextEncoder:
     vocabulary: int
     token_side: int
     """Pixels per image token, each side."""
-    quantizable: int
-    """Weights, biases left out, of all linears that NF4 takes: those whose rows are whole blocks of 64."""
+    linears: dict[str, Linear]
+    """By published name, all but the output head."""
     packed: bool = False
-    """Whether these are NF4 in the base itself."""
+    """Whether they are NF4 in the base itself."""
+
+    @property
+    def quantizable(self) -> int:
+        """Weights, biases left out, of all linears that NF4 takes."""
+        return self.kept_weights(self.linears)
+
+    def kept_weights(self, names: Iterable[str]) -> int:
+        """Of linears of `names`, those weights that NF4 would take: of rows that are whole blocks of 64."""
+        shapes = [self.linears[name] for name in names if name in self.linears]
+        return sum(inputs * outputs for inputs, outputs in shapes if inputs % NF4_BLOCK == 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,13 +197,19 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def count_parameters(folder: Path) -> int | None:
     """Elements over the headers of all safetensors files; None where files are absent or incomplete."""
-    shards = _shards(folder)
+    shards = shards_of(folder)
     if not shards or not all(shard.is_file() for shard in shards):
         return None
+    return elements(shards)
+
+
+def elements(shards: Iterable[Path]) -> int:
+    """Numbers in safetensors files, by their headers."""
     return sum(int(prod(tensor["shape"])) for shard in shards for tensor in _header(shard).values())
 
 
-def _shards(folder: Path) -> list[Path]:
+def shards_of(folder: Path) -> list[Path]:
+    """The files of a component's weights; those that its index names, whether they are here or not."""
     index = next(iter(sorted(folder.glob("*.safetensors.index.json"))), None)
     if index is None:
         return sorted(folder.glob("*.safetensors"))
@@ -270,25 +286,39 @@ def _text_encoder(folder: Path) -> TextEncoder:
         layers=text["num_hidden_layers"],
         vocabulary=text["vocab_size"],
         token_side=vision.get("patch_size", 14) * vision.get("spatial_merge_size", 2),
-        quantizable=sum(a * b * n for (a, b), n in _text_encoder_linears(text, vision) if a % NF4_BLOCK == 0),
+        linears=_text_encoder_linears(text, vision),
         packed=made.is_packed(folder),
     )
 
 
-def _text_encoder_linears(text: dict[str, Any], vision: dict[str, Any]) -> list[tuple[Linear, int]]:
-    """Qwen2.5-VL's linears without its output head, and how often each is there."""
+def _text_encoder_linears(text: dict[str, Any], vision: dict[str, Any]) -> dict[str, Linear]:
+    """Qwen2.5-VL's linears without its output head, by published name."""
     hidden, inner = text["hidden_size"], text["intermediate_size"]
     key_value = hidden // text["num_attention_heads"] * text["num_key_value_heads"]
     width, wide = vision["hidden_size"], vision["intermediate_size"]
     merged = width * vision.get("spatial_merge_size", 2) ** 2
-    language = [(hidden, hidden)] * 2 + [(hidden, key_value)] * 2 + [(hidden, inner)] * 2 + [(inner, hidden)]
-    block = [(width, 3 * width), (width, width), (width, wide), (width, wide), (wide, width)]
-    return [
-        *((linear, text["num_hidden_layers"]) for linear in language),
-        *((linear, vision["depth"]) for linear in block),
-        ((merged, merged), 1),
-        ((merged, hidden), 1),
-    ]
+    attention = {
+        "q": (hidden, hidden),
+        "k": (hidden, key_value),
+        "v": (hidden, key_value),
+        "o": (hidden, hidden),
+    }
+    layer = {f"self_attn.{name}_proj": shape for name, shape in attention.items()} | _gated(hidden, inner)
+    block = {"attn.qkv": (width, 3 * width), "attn.proj": (width, width), **_gated(width, wide)}
+    return {
+        **{
+            f"model.layers.{n}.{name}": layer[name]
+            for n in range(text["num_hidden_layers"])
+            for name in layer
+        },
+        **{f"visual.blocks.{n}.{name}": block[name] for n in range(vision["depth"]) for name in block},
+        "visual.merger.mlp.0": (merged, merged),
+        "visual.merger.mlp.2": (merged, hidden),
+    }
+
+
+def _gated(width: int, inner: int) -> dict[str, Linear]:
+    return {"mlp.gate_proj": (width, inner), "mlp.up_proj": (width, inner), "mlp.down_proj": (inner, width)}
 
 
 def _count_text_encoder(text: dict[str, Any], vision: dict[str, Any]) -> int:

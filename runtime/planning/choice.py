@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from runtime.config.learning import Checkpointing
 from runtime.config.model import Config
 from runtime.data.manifest import Manifest
 from runtime.planning import architecture, estimate, work
@@ -32,6 +33,8 @@ class Case:
     largest: Work
     kept: frozenset[str] = frozenset()
     """Linears of blocks that NF4 leaves plain."""
+    text_encoder_kept: frozenset[str] = frozenset()
+    """As step 06 left them: no key of the config says what it keeps of the text encoder."""
     _known: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -44,10 +47,10 @@ class Case:
         quantized: Mapping[str, Made] | None = None,
     ) -> "Case":
         """`quantized`: by component, what step 06 made."""
-        made = (quantized or {}).get("transformer")
-        lies = frozenset(made.kept) if made is not None and made.usable else None
-        kept = base.denoiser.kept(config.model.nf4_keep) if lies is None else lies
-        return cls(config, base, found, work.largest(config, listed, base), kept)
+        lies = {name: frozenset(it.kept) for name, it in (quantized or {}).items() if it.usable}
+        kept = lies.get("transformer", base.denoiser.kept(config.model.nf4_keep))
+        largest = work.largest(config, listed, base)
+        return cls(config, base, found, largest, kept, lies.get("text_encoder", frozenset()))
 
     def settings(self, choices: Mapping[str, Choice], **changes: Any) -> Settings:
         """Each `auto` as in `choices`; what is not chosen yet counts as off."""
@@ -61,7 +64,7 @@ class Case:
             quantize=value("model.quantize", "none"),
             kept=self.kept,
             precision=value("train.mixed_precision", "no"),
-            checkpointing=train.gradient_checkpointing,
+            checkpointing=value("train.gradient_checkpointing", self.least_checkpointing()),
             adapter_parameters=self._once("parameters", self._adapter_parameters),
             targets=self._once("targets", self._targets),
             dora=lora.use_dora,
@@ -72,6 +75,7 @@ class Case:
             text_encoder_device=value("cache.devices.text_encoder", self.found.device),
             vae_device=value("cache.devices.vae", self.found.device),
             text_encoder_quantize=value("model.quantize_text_encoder", "none"),
+            text_encoder_kept=self.text_encoder_kept,
             text_encoder_dtype=value("cache.dtypes.text_encoder", "bf16"),
             vae_dtype=value("cache.dtypes.vae", "bf16"),
             vae=config.cache.vae,
@@ -92,6 +96,11 @@ class Case:
         """What the tightest of the named phases leaves; of all, where none is named."""
         phases = self.phases(choices, **changes)
         return min(self.found.spare_gib(phases[name]) for name in names or phases)
+
+    def least_checkpointing(self) -> Checkpointing:
+        """As configured, or what `auto` falls back on."""
+        mode = self.config.train.gradient_checkpointing
+        return True if mode == "auto" else mode
 
     def attention(self) -> str:
         """fused; math, where only plain attention works or is left; unmasked, where it is what a mask leaves."""

@@ -94,6 +94,8 @@ class Settings:
     dropout: bool = False
     accumulation: int = 1
     text_encoder_quantize: str = "none"
+    text_encoder_kept: frozenset[str] = frozenset()
+    """Its linears that NF4 leaves plain, by name."""
     text_encoder_dtype: str = "bf16"
     vae_dtype: str = "bf16"
     vae: str = "exact"
@@ -200,7 +202,8 @@ def _picture_pass(architecture: Architecture, settings: Settings, work: Work) ->
 
 def _text_encoder(architecture: Architecture, settings: Settings, width: int) -> float:
     encoder = architecture.text_encoder
-    packed = encoder.quantizable if encoder.packed or settings.text_encoder_quantize == "nf4" else 0
+    nf4 = encoder.packed or settings.text_encoder_quantize == "nf4"
+    packed = encoder.quantizable - encoder.kept_weights(settings.text_encoder_kept) if nf4 else 0
     return packed * NF4_BYTES + (encoder.parameters - packed) * width
 
 

@@ -8,6 +8,7 @@ from runtime.config.learning import Checkpointing
 from runtime.config.load import apply_overrides, parse
 from runtime.config.model import Config
 from runtime.data.manifest import Manifest
+from runtime.planning import techniques
 from runtime.planning.activations import step_units
 from runtime.planning.architecture import Architecture
 from runtime.planning.budget import Budget
@@ -112,14 +113,16 @@ def _checkpointing(case: Case) -> list[Rung]:
     layers, made = case.base.denoiser.layers, case.settings({})
 
     def units(mode: Checkpointing) -> float:
-        return step_units(layers, replace(made, checkpointing=mode))
+        return step_units(layers, replace(made, checkpointing=mode), case.largest.batch_size)
 
     told: dict[Checkpointing, str] = {
         "selective": "blocks are made again, but for their attention",
         True: "blocks are made again",
         min(range(2, max(3, layers + 1)), key=units): "blocks are made again, several at once",
     }
-    now = units(case.config.train.gradient_checkpointing)
+    if techniques.keeps_no_attention(case):
+        del told["selective"]
+    now = units(case.least_checkpointing())
     return [
         Rung(
             key="train.gradient_checkpointing",

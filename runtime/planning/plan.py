@@ -62,6 +62,8 @@ class Plan:
     choices: dict[str, Choice]
     problems: tuple[UserError, ...]
     """Why the run would fail as configured; empty when nothing is known to be in its way."""
+    notes: tuple[str, ...] = ()
+    """What is asked for and is not had here, a line each."""
 
     @property
     def budget_gib(self) -> float:
@@ -167,6 +169,7 @@ def draw(
             disk_needed_gib=needed,
             disk_free_gib=disk_free_gib,
         ),
+        notes=techniques.notes(case),
     )
 
 

@@ -5,8 +5,10 @@ what makes a step faster is taken where memory is left for it.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
+from runtime.planning import activations
 from runtime.planning.choice import Case, Choice, given
 
 GRAPHS_MAX_TOKENS = (
@@ -24,6 +26,7 @@ def choose(case: Case, choices: Mapping[str, Choice]) -> dict[str, Choice]:
         "streamed_blocks": streamed_blocks,
         "compile": compiled,
         "graphs": graphs,
+        "gradient_checkpointing": gradient_checkpointing,
     }
     for name, rule in rules.items():
         configured = given(getattr(case.config.train, name))
@@ -117,6 +120,24 @@ def graphs(case: Case, choices: Mapping[str, Choice]) -> Choice:
     return Choice(value=True, reason="auto: small steps, whose kernels take longer to launch than to run")
 
 
+def gradient_checkpointing(case: Case, choices: Mapping[str, Choice]) -> Choice:
+    """The fastest that fits. A compiler keeps what it likes of blocks without, and nobody knows what that takes."""
+    every = Choice(value=True, reason="auto: least memory for a third more computing")
+    if choices["train.streamed_blocks"].value:
+        return replace(every, reason="auto: blocks are streamed, and go when they have computed")
+    mode: Literal["selective"] | bool = False
+    told = "nothing is computed twice"
+    if choices["train.compile"].value:
+        if keeps_no_attention(case):
+            return every
+        mode, told = "selective", "all but attention is computed twice"
+    spare = case.spare_gib(choices, "fit", checkpointing=mode)
+    if spare < 0:
+        written = str(mode).lower()
+        return replace(every, reason=f"auto: with {written} the fit would take {-spare:.1f} GiB too much")
+    return Choice(value=mode, reason=f"auto: {told}, and {spare:.1f} GiB stay free")
+
+
 def encoded_at_once(case: Case, choices: Mapping[str, Choice]) -> Choice:
     """As many samples as fit, doubled up to MOST_AT_ONCE: more fill no device better, and cost more by a kill."""
     if case.found.device == "cpu":
@@ -132,6 +153,24 @@ def encoded_at_once(case: Case, choices: Mapping[str, Choice]) -> Choice:
 
 def _off(why: str) -> Choice:
     return Choice(value=False, reason=f"auto: {why}")
+
+
+def keeps_no_attention(case: Case) -> bool:
+    """Whether `selective` has no operator of attention whose outputs it could keep."""
+    return activations.is_plain(case.settings({}), case.largest.batch_size)
+
+
+def notes(case: Case) -> tuple[str, ...]:
+    """What config.yaml asks for and does not get here, a line each."""
+    if case.config.train.gradient_checkpointing != "selective" or not keeps_no_attention(case):
+        return ()
+    why = "step 05 found plain attention only"
+    if case.attention() == "unmasked":
+        cause = "train.deterministic leaves" if case.config.train.deterministic else "step 05 found"
+        why = f"{cause} plain attention only for the mask of a batch"
+    return (
+        f"train.gradient_checkpointing: selective keeps no more than true: {why}, which is no operator of its own",
+    )
 
 
 def refused(case: Case) -> tuple[str, str] | None:

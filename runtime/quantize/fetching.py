@@ -21,11 +21,10 @@ from runtime import files
 from runtime.errors import UserError
 from runtime.progress import Progress
 from runtime.quantize.hub import Repository, Stored, partial
-from runtime.quantize.made import LISTING
+from runtime.quantize.made import LISTING, STATE
 from runtime.quantize.meter import Meter
 from runtime.shards import WEIGHTS, Entry
 
-STATE = "fetch.json"
 TEXTS = (".json", ".txt", ".jinja", ".model")
 
 
@@ -187,6 +186,11 @@ def rest(base: Base, later: Sequence[str]) -> list[str]:
     """Paths of the weights that `fetch_rest` gets."""
     parts = {path.rpartition("/")[0] for path in base.stored if path.endswith(".safetensors")}
     return [path for part in sorted(parts - set(later)) for path in _weights(base, part)]
+
+
+def weights_size(base: Base, component: str) -> int:
+    """Bytes of a component's weights, whether they are here or not."""
+    return sum(base.stored[path].size for path in _weights(base, component))
 
 
 def _get(base: Base, paths: Sequence[str], label: str, progress: Progress) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from runtime import files
 from runtime.errors import UserError
+from runtime.quantize.made import partial as partial
 from runtime.quantize.meter import Meter
 from runtime.shards import Entry, entries_of
 
@@ -110,10 +111,6 @@ class Repository:
         from huggingface_hub import hf_hub_url
 
         return hf_hub_url(self.name, path, revision=self.revision, endpoint=_endpoint())
-
-
-def partial(target: Path) -> Path:
-    return target.with_name(f".{target.name}.part")
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from runtime.workspace import Workspace
 
 EVIDENCE = "06-quantize"
 FOLDER = "models/nf4"
+STATE = "fetch.json"
+"""In the folder of a base that step 06 fetches."""
 LISTING = "fetched.json"
 """In a component's folder: its shards and their headers, whether they are here, yet to come or dropped."""
 
@@ -24,6 +26,10 @@ class Made:
     """What it is, or why it is not used; to be read after `auto: `."""
     kept: tuple[str, ...] = ()
     """Linears that are plain in it, by name."""
+    keep: tuple[str, ...] = ()
+    """The patterns that it was made with."""
+    taken: bool = False
+    """Whether somebody else made it."""
 
 
 def is_packed(folder: Path) -> bool:
@@ -39,6 +45,11 @@ def is_packed(folder: Path) -> bool:
             remedy="choose a bf16 base: finetune init --model FOLDER_OR_HUB_ID",
         )
     return True
+
+
+def partial(target: Path) -> Path:
+    """Where a file is that is being fetched to `target`."""
+    return target.with_name(f".{target.name}.part")
 
 
 def folder_of(workspace: Workspace, component: str) -> Path:
@@ -58,17 +69,18 @@ def find(workspace: Workspace, model: Path, config: Config | None = None) -> dic
         item["name"]: replace(
             _judge(workspace, model, item["name"], item["source_fingerprint"], item["made_fingerprint"]),
             kept=tuple(item.get("kept", ())),
+            keep=tuple(item.get("keep", ())),
+            taken="taken" in item,
         )
         for item in evidence["components"]
     }
     if config is None or "transformer" not in found:
         return found
-    before = [item.get("keep", []) for item in evidence["components"] if item["name"] == "transformer"]
-    reason = None
+    before, reason = found["transformer"].keep, None
     if config.model.transformer_weight is not None:
         reason = f"{FOLDER}/transformer was made of the base's own weights, not of model.transformer_weight"
-    elif config.model.nf4_keep and set(config.model.nf4_keep) != set(before[0]):
-        patterns = " ".join(before[0]) or "none"
+    elif config.model.nf4_keep and set(config.model.nf4_keep) != set(before):
+        patterns = " ".join(before) or "none"
         reason = f"{FOLDER}/transformer was made with --keep {patterns}, not as model.nf4_keep says"
     if reason is not None:
         found["transformer"] = replace(found["transformer"], usable=False, reason=reason)
@@ -110,3 +122,15 @@ def folders(workspace: Workspace, model: Path, config: Config) -> Mapping[str, P
         )
     weight = config.model.transformer_weight
     return taken | ({"transformer_weight": workspace.resolve(weight)} if weight is not None else {})
+
+
+def own_fingerprint(workspace: Workspace, model: Path, config: Config) -> str | None:
+    """Of the NF4 denoiser that a resolved config loads, where quantizing it while loading gives other weights.
+
+    So it is where step 06 kept other linears plain than model.nf4_keep says, and where somebody else has made it.
+    """
+    found = find(workspace, model, config).get("transformer")
+    if config.model.quantize != "nf4" or found is None or not found.usable:
+        return None
+    as_loaded = not found.taken and set(found.keep) == set(config.model.nf4_keep)
+    return None if as_loaded else files.weights_fingerprint(found.folder)

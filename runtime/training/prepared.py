@@ -15,6 +15,7 @@ from runtime.data import order
 from runtime.device import Device
 from runtime.errors import ResumeError
 from runtime.families.weights import open_denoiser_weights
+from runtime.quantize import made
 from runtime.training import ahead, checkpoints, pretrained, record, samples, trackers, trainables
 from runtime.training.batches import Batches
 from runtime.training.objective import FlowMatching
@@ -24,6 +25,8 @@ SMOKE_STEPS = 5
 SETTLED = ("train.cached_modulation", "train.compile")
 # What checkpoints that do not tell had.
 OLDER: dict[str, Any] = {"train.cached_modulation": False, "train.compile": False, "model.nf4_keep": []}
+OWN_NF4 = "NF4 weights of finetune quantize --keep or --made"
+"""Of the fingerprint: what no key of config.yaml tells of the base."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +97,7 @@ def prepare(workspace: Workspace, loaded: Loaded, *, smoke: bool, resume: str | 
         planned_steps=planned,
         device=device.pick(config.hardware.device),
         fingerprint=fingerprint,
-        state=_starting_state(checkpoint, fingerprint),
+        state=_starting_state(checkpoint, fingerprint, job),
     )
 
 
@@ -157,6 +160,7 @@ def _fingerprint(job: Job, config: Config, planned: int) -> dict[str, Any]:
         "train.ema_decay": config.train.ema_decay,
         "model.quantize": config.model.quantize,
         "model.nf4_keep": list(config.model.nf4_keep),
+        OWN_NF4: made.own_fingerprint(job.workspace, job.model, config),
         "train.mixed_precision": config.train.mixed_precision,
         "train.deterministic": config.train.deterministic,
         # Both move the last bits; what of the activations is recomputed, streamed or replayed does not.
@@ -169,11 +173,13 @@ def _fingerprint(job: Job, config: Config, planned: int) -> dict[str, Any]:
     }
 
 
-def _starting_state(checkpoint: Path | None, fingerprint: dict[str, Any]) -> dict[str, Any]:
+def _starting_state(checkpoint: Path | None, fingerprint: dict[str, Any], job: Job) -> dict[str, Any]:
     if checkpoint is None:
         return {"step": 0, "epoch": 0, "loss_ema": [0.0, 0.0], "not_finite": [], "open_boundary": False}
     state = checkpoints.read_state(checkpoint)
     state["fingerprint"] = {**OLDER, **state["fingerprint"]}
+    if OWN_NF4 not in state["fingerprint"]:
+        state["fingerprint"][OWN_NF4] = _own_nf4_before(checkpoint, fingerprint[OWN_NF4], job)
     before, now = state["fingerprint"].get("train steps"), fingerprint["train steps"]
     if isinstance(before, int) and before < now:
         # A longer run: from here on the schedule is that of the new length, see `optimizers.set_rate`.
@@ -187,3 +193,11 @@ def _starting_state(checkpoint: Path | None, fingerprint: dict[str, Any]) -> dic
             "finetune fit --resume latest",
         )
     return {"not_finite": [], "open_boundary": False, **state}
+
+
+def _own_nf4_before(checkpoint: Path, now: str | None, job: Job) -> str | None:
+    """Of a checkpoint that does not tell: as now, unless its run's record names other NF4 weights of step 06."""
+    prints = files.read_json(checkpoint.parent / "run.json")["model"]["fingerprints"]
+    then: str | None = prints.get("nf4/transformer")
+    folder = job.made.get("transformer")
+    return now if then == (files.weights_fingerprint(folder) if folder else None) else then

@@ -285,16 +285,25 @@ def _ways(e: Machine) -> dict[str, dict[str, float]]:
     quantized = sum(hosts.smallest_gib(item) for name, item in e.components.items() if name != "vae")
     kept = quantized + DISK_WORK_GIB
     told = f"{quantized:.1f} GiB as NF4, {DISK_WORK_GIB:g} for cache and runs"
-    if base["local"]:
+    missing = {name: _missing_gib(base, item) for name, item in e.components.items()}
+    whole, rest, place = sum(sizes.values()), sum(missing.values()), base.get("rest_in", "model cache")
+    if not rest:
         return {f"beside the base, which is here: {told}": {"workspace": kept}}
-    whole = sum(sizes.values())
-    ways = {f"whole: {whole:.1f} GiB to fetch, {told}": {"workspace": kept, "model cache": whole}}
-    if HUB_ID.fullmatch(base["reference"]):
-        # In the workspace: the file at work, and what stays plain.
-        at_once = sizes.get("vae", 0.0) + min(SHARD_GIB, max(sizes.values()))
+    part = "whole: " if missing == sizes else f"the rest of {whole:.1f} GiB: "
+    together = {"workspace": kept + rest} if place == "workspace" else {"workspace": kept, place: rest}
+    ways = {f"{part}{rest:.1f} GiB to fetch, {told}": together}
+    if HUB_ID.fullmatch(base["reference"]) and base.get("from_hub", True):
+        # In the workspace: the file at work, and what stays plain. Of a part in the model cache nothing is taken.
+        coming = missing if place == "workspace" else sizes
+        at_once = coming.get("vae", 0.0) + min(SHARD_GIB, max(coming.values()))
         name = f"dropped as it is quantized (finetune quantize --model {base['reference']} --drop-fetched)"
         ways[f"{name}: {at_once:.1f} GiB of it at once, {told}"] = {"workspace": kept + at_once}
     return ways
+
+
+def _missing_gib(base: Mapping[str, Any], component: Mapping[str, Any]) -> float:
+    """Yet to be fetched; evidence of earlier versions tells of the whole base only."""
+    return float(component.get("missing_gib", 0.0 if base["local"] else component["disk_gib"]))
 
 
 def _by_volume(host: Mapping[str, Any], places: Mapping[str, float]) -> dict[str, float]:

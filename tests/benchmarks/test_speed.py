@@ -179,7 +179,7 @@ def test_a_rehearsal(call: Any, capsys: Any, tmp_path: Path, monkeypatch: Any) -
     """Some of its commands, of which each is a process: the rest is the same."""
     monkeypatch.setattr(rehearse, "BEFORE", (["probe", "--host"],))
     monkeypatch.setattr(rehearse, "STAGES", rehearse.STAGES[:2])
-    monkeypatch.setattr(rehearse, "GATES", ("01", "02", "04"))
+    monkeypatch.setattr(rehearse, "GATES", ("01", "02"))
     plain = ("--set", "model.quantize=none", "--set", "model.quantize_text_encoder=none")
     words = (str(BASE), str(tmp_path / "work"), "--tiny", "--machines", "card24", *plain, *CPU)
     call(rehearse.main, *words)
@@ -188,7 +188,8 @@ def test_a_rehearsal(call: Any, capsys: Any, tmp_path: Path, monkeypatch: Any) -
     assert list(lines) == ["cache", "fit --smoke"]
     for line in lines.values():
         assert 0.1 < line["rss_gib"] == line["together_gib"] and line["planned_gib"] > 0 < line["seconds"]
-    assert told(printed)[-1]["gates"]["01"] == told(printed)[-1]["gates"]["02"] == "PASS"
+    assert told(printed)[-1]["gates"] == {"01": "PASS", "02": "PASS"}
+    assert told(printed)[-1]["chosen"]["train.gradient_checkpointing"] is False
     run = files.read_json(tmp_path / "work" / "outputs" / "card24" / "v0" / "run.json")
     assert run["state"] == "completed" and run["resolved"]["hardware"]["memory_limit_gib"] == 22.8
     assert "| card24 | 22.8 | fit --smoke |" in printed
@@ -215,6 +216,21 @@ def test_distance_of_weights_and_of_the_update() -> None:
     other = modes.Weights(before=before, after=torch.tensor([4.0, 6.0]))
     found = modes.compared(other, eager)
     assert found == {"weights": pytest.approx(1 / 45**0.5), "update": 0.5, "same_start": True}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"update": 0.04}, "update 0.04"),
+        ({"same_start": False}, "update"),
+        ({"grown_gib": 0.001}, "0.001 GiB more"),
+    ],
+)
+def test_a_mode_that_trains_otherwise_or_grows_is_an_error(wrong: dict[str, Any], told: str) -> None:
+    line = {"same_start": True, "update": 0.02, "grown_gib": 0.0}
+    modes.judge(line)
+    with pytest.raises(RuntimeError, match=told):
+        modes.judge({**line, **wrong})
 
 
 def test_compilations_are_counted() -> None:

@@ -5,7 +5,18 @@ from typing import Any
 
 import pytest
 
-from gates.selftest.faults.host import ABSENT, NOTHING, _data, _disk, _hub, _real, _set, _target, _unseen
+from gates.selftest.faults.host import (
+    ABSENT,
+    NOTHING,
+    REAL,
+    _data,
+    _disk,
+    _hub,
+    _real,
+    _set,
+    _target,
+    _unseen,
+)
 
 RECORDED = Path(__file__).resolve().parents[1] / "runtime" / "probes" / "recorded"
 
@@ -162,6 +173,42 @@ def test_the_disk_fits_a_base_whole_or_dropped(case: str, made: Any, judge: Any)
     _hub(disk=_disk(("workspace", workspace, volumes[0]), ("model cache", cache, volumes[1])))(made)
     check = _check(judge(made, "01"), "disk-free")
     assert check.status == "pass" and told in check.message
+
+
+def _partly(gib: float, **base: Any) -> Any:
+    """The published base, all but so much of its denoiser here."""
+    components = {name: {**item, "missing_gib": 0.0} for name, item in REAL.items()}
+    components["transformer"]["missing_gib"] = gib
+    return {"reference": "Qwen/Qwen-Image-Edit", "local": not gib, "components": components, **base}
+
+
+REST = {  # GiB missing, where it comes to, workspace, model cache, what the message names
+    "in the cache": (20.0, "model cache", 17.0, 21.0, "fits the rest of 53.7 GiB: 20.0 GiB to fetch"),
+    "in the workspace": (20.0, "workspace", 37.0, 0.1, "fits the rest of 53.7 GiB: 20.0 GiB to fetch"),
+    "dropped": (20.0, "workspace", 26.0, 0.1, "9.4 GiB of it at once"),
+    "a last shard": (3.0, "workspace", 20.0, 0.1, "fits the rest of 53.7 GiB: 3.0 GiB to fetch"),
+    "of a part in the cache nothing is dropped": (3.0, "model cache", 26.0, 0.1, "9.6 GiB of it at once"),
+    "all": (0.0, "workspace", 17.0, 0.1, "fits beside the base, which is here"),
+}
+
+
+@pytest.mark.parametrize("case", REST)
+def test_of_a_base_that_is_here_in_part_the_rest_counts(case: str, made: Any, judge: Any) -> None:
+    gib, place, workspace, cache, told = REST[case]
+    _target(model="Qwen/Qwen-Image-Edit")(made)
+    disk = _disk(("workspace", workspace, "a"), ("model cache", cache, "b"))
+    _set(base=_partly(gib, rest_in=place), disk=disk)(made)
+    check = _check(judge(made, "01"), "disk-free")
+    assert check.status == "pass" and told in check.message
+
+
+def test_of_a_folder_of_ones_own_nothing_is_dropped(made: Any, judge: Any) -> None:
+    """Its name in the workspace looks like a hub id."""
+    disk = _disk(("workspace", 26.0, "a"), ("model cache", 90.0, "b"))
+    for from_hub, status in ((True, "pass"), (False, "fail")):
+        base = _partly(20.0, reference="models/base", rest_in="workspace", from_hub=from_hub)
+        _set(base=base, disk=disk)(made)
+        assert _check(judge(made, "01"), "disk-free").status == status
 
 
 def test_a_disk_too_small_is_told_for_both_ways(made: Any, judge: Any) -> None:

@@ -63,6 +63,14 @@ def _hub(reference: str = "Qwen/Qwen-Image-Edit", **values: Any) -> Spoil:
     return spoil
 
 
+def _begun(missing_gib: float, rest_in: str, **values: Any) -> Spoil:
+    """The published base, whose denoiser is here in part, in a folder that no hub completes."""
+    transformer = {**REAL["transformer"], "missing_gib": missing_gib}
+    components = {**REAL, "transformer": transformer}
+    base = {"local": False, "from_hub": False, "rest_in": rest_in, "components": components}
+    return _set(base=base, **values)
+
+
 def _unseen(**values: Any) -> Spoil:
     """The published base, where torch does not tell the ceiling and the system must."""
     return _real(torch={"xpu": NOTHING}, **values)
@@ -158,6 +166,16 @@ FAULTS: tuple[Fault, ...] = (
         "no hub id, so nothing to drop",
         {"disk-free"},
         _hub("external:model", disk=_disk(("workspace", 60.0, "a"), ("model cache", 60.0, "a"))),
+    ),
+    fault(
+        "a base fetched in part, and no room for the rest",
+        {"disk-free"},
+        _begun(20.0, "model cache", disk=_disk(("workspace", 25.0, "a"), ("model cache", 15.0, "b"))),
+    ),
+    fault(
+        "a base begun in the workspace, and no room for the rest beside NF4",
+        {"disk-free"},
+        _begun(20.0, "workspace", disk=_disk(("workspace", 30.0, "a"), ("model cache", 90.0, "b"))),
     ),
     fault("no disk was looked at", {"disk-free"}, _set(disk=[])),
     fault("no version of the driver", {"driver-recorded"}, _adapter(driver_version=None), shape="xpu"),

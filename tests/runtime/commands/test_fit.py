@@ -14,6 +14,7 @@ import pytest
 
 from runtime import cli
 from runtime.commands import preflight
+from runtime.planning import plan as planning
 from runtime.training import record
 
 
@@ -79,6 +80,19 @@ def test_one_screen_before_the_first_step(lab: Any, capsys: Any) -> None:
         f"checkpoints 2 x {adapter:.1f} MiB, the resumable one {adapter * 4:.1f} MiB"
     )
     assert "held off" in rows["sleep"]
+
+
+def test_the_screen_ends_with_what_does_nothing_here(
+    lab: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = {"attention-backends": {"facts": {"math": True, "flash_attention": False}}}
+    monkeypatch.setattr(planning, "probed", lambda *given: facts)
+    lab.configure({"train.max_train_steps": 1, "train.gradient_checkpointing": "selective"})
+    assert finetune(lab, "fit") == 0
+    row = capsys.readouterr().err.splitlines()[9]
+    assert row.startswith(
+        "note       train.gradient_checkpointing: selective keeps no more than true: step 05"
+    )
 
 
 def test_the_disk_forecast_is_about_what_is_written(lab: Any) -> None:

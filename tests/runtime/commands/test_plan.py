@@ -11,6 +11,7 @@ from runtime import files
 from runtime.commands import dataset, recommend
 from runtime.commands.plan import command
 from runtime.planning import budget
+from runtime.planning import plan as planning
 from runtime.planning.machines import MACHINES
 from runtime.planning.plan import EVIDENCE
 from runtime.workspace import Workspace
@@ -47,6 +48,19 @@ def test_table_names_every_component_and_the_largest(configured: Workspace) -> N
     } <= {row[:2] for row in rows}
     assert sum(row[-1:] == ("largest",) for row in rows) == 3
     assert lines[-1].startswith("fits: ") and "the largest part is" in lines[-1]
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_technique_that_does_nothing_here_is_told(
+    configured: Workspace, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    facts = {"math": True, "flash_attention": works}
+    monkeypatch.setattr(planning, "probed", lambda *given: {"attention-backends": {"facts": facts}})
+    text = configured.config_path.read_text(encoding="utf-8")
+    text = text.replace('gradient_checkpointing: "auto"', "gradient_checkpointing: selective")
+    configured.config_path.write_text(text, encoding="utf-8")
+    notes = [line for line in plan(configured).stderr.splitlines() if line.startswith("note: ")]
+    assert len(notes) == (0 if works else 1) and all("selective keeps no more" in note for note in notes)
 
 
 def test_plan_that_does_not_fit_fails_with_a_remedy_and_is_recorded(
@@ -99,10 +113,10 @@ def test_all_machines_have_a_row_whatever_config_says_of_this_one(
 def test_what_has_to_change_elsewhere_is_told(configured: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine so small that the embedded base is too large for it."""
     text = configured.config_path.read_text(encoding="utf-8")
-    text = text.replace("gradient_checkpointing: true", "gradient_checkpointing: false")
+    text = text.replace('gradient_checkpointing: "auto"', "gradient_checkpointing: false")
     text = text.replace("[64, 64]", "[256, 256]").replace("batch_size: 1 ", "batch_size: 8 ")
     configured.config_path.write_text(
-        text.replace("streamed_blocks: auto", "streamed_blocks: 0"), encoding="utf-8"
+        text.replace('streamed_blocks: "auto"', "streamed_blocks: 0"), encoding="utf-8"
     )
     (answer,) = json.loads(plan(configured, "--for", "card24", "--json").stdout)
     without = answer["plan"]["phases"]["fit"]

@@ -199,6 +199,18 @@ def test_plain_attention_holds_its_scores(base: Path, tmp_path: Path, mode: bool
     assert plan == pytest.approx(found, rel=0.1) and plan > 1.5 * plain
 
 
+def test_selective_keeps_no_output_of_plain_attention(base: Path, tmp_path: Path) -> None:
+    """It is three operations then, of which none is attention's: as `true`, counted and planned."""
+    lora = Lora(r=4, target_modules=ATTENTION)
+    modes = [replace(PLAIN, checkpointing=mode, attention="math") for mode in (True, "selective")]
+    plain = [planned(base, settings, lora) for settings in modes]
+    fused = [planned(base, replace(settings, attention="fused"), lora) for settings in modes]
+    with sdpa_kernel(SDPBackend.MATH):
+        found = [counted(base, tmp_path, settings, lora) for settings in modes]
+    assert found[1] == pytest.approx(found[0], rel=1e-3)
+    assert plain[1] == plain[0] and fused[1] > 1.02 * fused[0]
+
+
 @pytest.mark.parametrize(("precision", "targets"), [("no", ATTENTION), ("bf16", "attention+mlp")])
 def test_sampling_keeps_nothing(base: Path, tmp_path: Path, precision: str, targets: Any) -> None:
     kinds = frozenset({"attention"}) if targets == ATTENTION else MLP

@@ -226,7 +226,19 @@ def test_cached_modulation_leaves_a_third_of_the_weights_out(
     [(False, 60 * 17 + 9), ("selective", 2 * 60 - 1 + 17 + 9), (True, 60 + 17 + 9), (4, 15 + 68 + 9)],
 )
 def test_units_of_each_way_to_checkpoint(real: architecture.Architecture, mode: Any, units: float) -> None:
-    assert activations.step_units(60, replace(PLAIN, checkpointing=mode)) == units
+    assert activations.step_units(60, replace(PLAIN, checkpointing=mode), 1) == units
+
+
+@pytest.mark.parametrize(
+    ("attention", "batch", "kept"),
+    [("fused", 2, 59), ("unmasked", 1, 59), ("unmasked", 2, 0), ("math", 1, 0)],
+)
+def test_no_output_of_plain_attention_is_kept(attention: str, batch: int, kept: int) -> None:
+    every, selective = (
+        activations.step_units(60, replace(PLAIN, checkpointing=mode, attention=attention), batch)
+        for mode in (True, "selective")
+    )
+    assert selective - every == kept
 
 
 @pytest.mark.parametrize(
@@ -327,6 +339,25 @@ def test_a_packed_text_encoder_is_smaller_by_its_linears(real: architecture.Arch
     assert sizes[0] - sizes[1] == pytest.approx(saved) and 4.3 < sizes[1] < 5.3
     itself = replace(real, text_encoder=replace(real.text_encoder, packed=True))
     assert estimate.cache_phase(itself, PLAIN, EDIT384).components_gib["text_encoder"] == sizes[1]
+
+
+def test_linears_of_the_text_encoder_that_nf4_leaves_plain_are_counted_so(
+    real: architecture.Architecture,
+) -> None:
+    """But for those that NF4 takes of no base: rows of 3420 are no whole blocks."""
+    kept = frozenset({"model.layers.3.mlp.up_proj", "visual.merger.mlp.2", "visual.blocks.0.mlp.down_proj"})
+    nf4 = replace(PLAIN, text_encoder_quantize="nf4", text_encoder_dtype="fp32")
+    itself = replace(real, text_encoder=replace(real.text_encoder, packed=True))
+    for base, settings in ((real, nf4), (itself, replace(nf4, text_encoder_quantize="none"))):
+        none, some = (
+            estimate.cache_phase(base, replace(settings, text_encoder_kept=names), EDIT384)
+            for names in (frozenset(), kept)
+        )
+        more = (3584 * 18944 + 5120 * 3584) * (4 - estimate.NF4_BYTES)
+        grown = some.components_gib["text_encoder"] - none.components_gib["text_encoder"]
+        assert grown * 2**30 == pytest.approx(more)
+    plain = replace(PLAIN, text_encoder_kept=kept)
+    assert estimate.cache_phase(real, plain, EDIT384) == estimate.cache_phase(real, PLAIN, EDIT384)
 
 
 @pytest.mark.parametrize(("dtype", "copies"), [("bf16", 1), ("fp32", 3)])

@@ -90,17 +90,19 @@ def test_counted_linears_of_the_text_encoder_are_those_of_the_class(make_model: 
 
     from runtime import demo
     from runtime.quantize.nf4 import BLOCK
+    from runtime.quantize.taking import published
 
     folder = next(iter(demo.__path__)) + "/base/text_encoder"
     with torch.device("meta"):
         model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig.from_pretrained(folder))
-    linears = [
-        (module.in_features, module.out_features)
+    linears = {
+        published(name): (module.in_features, module.out_features)
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and name != "lm_head"
-    ]
+    }
     base = architecture.read(Path(folder).parent)
-    assert base.text_encoder.quantizable == sum(a * b for a, b in linears if a % BLOCK == 0)
+    assert base.text_encoder.linears == linears
+    assert base.text_encoder.quantizable == sum(a * b for a, b in linears.values() if a % BLOCK == 0)
     without_head = [p.numel() for name, p in model.named_parameters() if name != "lm_head.weight"]
     assert base.text_encoder.parameters == sum(without_head)
     assert architecture.NF4_BLOCK == BLOCK

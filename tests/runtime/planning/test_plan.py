@@ -149,6 +149,7 @@ def test_text_encoder_that_does_not_fit_goes_to_the_cpu(draw: Any, gib: float, v
         ({"model.lora.r": 64}, "fit", True),
         ({"model.lora.target_modules": ["to_q"]}, "fit", False),
         ({"train.gradient_checkpointing": False}, "fit", True),
+        ({"train.gradient_checkpointing": "auto"}, "fit", True),
         ({"train.mixed_precision": "bf16"}, "fit", False),
     ],
 )
@@ -356,19 +357,18 @@ def test_what_step_06_kept_plain_is_counted_else_what_the_config_keeps(
 ) -> None:
     listed, base = read_dataset(make_dataset()), architecture.read(make_model())
     config = parse({**TINY, "model": {**TINY["model"], "nf4_keep": ["*.0.attn.to_?"]}})
-    made = {
-        "transformer": replace(
-            made_of("transformer")["transformer"], kept=("transformer_blocks.1.img_mod.1",)
-        )
-    }
-    unusable = {"transformer": replace(made["transformer"], usable=False)}
+    names = {"transformer": "transformer_blocks.1.img_mod.1", "text_encoder": "model.layers.0.mlp.up_proj"}
+    made = {part: replace(made_of(part)[part], kept=(name,)) for part, name in names.items()}
+    unusable = {part: replace(item, usable=False) for part, item in made.items()}
 
-    def kept(quantized: Any) -> frozenset[str]:
+    def kept(quantized: Any) -> tuple[frozenset[str], frozenset[str]]:
         case = Case.of(config, listed, base, budget(12.0, "xpu"), quantized)
-        return case.settings(choices.choose_for(case, quantized)).kept
+        settings = case.settings(choices.choose_for(case, quantized))
+        return settings.kept, settings.text_encoder_kept
 
-    assert kept(made) == {"transformer_blocks.1.img_mod.1"}
-    assert kept(unusable) == kept({}) == {f"transformer_blocks.0.attn.to_{name}" for name in "qkv"}
+    assert kept(made) == tuple({name} for name in names.values())
+    configured = {f"transformer_blocks.0.attn.to_{name}" for name in "qkv"}
+    assert kept(unusable) == kept({}) == (configured, frozenset())
 
 
 def test_an_nf4_text_encoder_fits_where_the_plain_one_has_to_go_to_the_cpu(

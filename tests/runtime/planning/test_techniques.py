@@ -169,6 +169,68 @@ def test_what_step_05_says_of_attention_counts(
     )
 
 
+MATH = {"attention-backends": {**WORKS, "facts": {"math": True, "flash_attention": False}}}
+NO_MASK = {"attention-backends": {**WORKS, "facts": {"math": True, "flash_attention": True}}}
+SELECTIVE = {"train.gradient_checkpointing": "selective"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "probes", "told"),
+    [
+        (SELECTIVE, None, ""),
+        (SELECTIVE, MATH, "true: step 05 found plain attention only, which"),
+        (SELECTIVE, NO_MASK, ""),
+        ({**SELECTIVE, "data.batch_size": 2}, NO_MASK, "step 05 found plain attention only for the mask"),
+        ({**SELECTIVE, "data.batch_size": 2, "train.deterministic": True}, None, "true: train.deterministic"),
+        ({"train.gradient_checkpointing": True}, MATH, ""),
+    ],
+)
+def test_selective_that_keeps_no_attention_is_told(
+    published: Any, changes: dict[str, Any], probes: Any, told: str
+) -> None:
+    lines = techniques.notes(published(changes, budget(probes=probes)))
+    assert len(lines) == bool(told) and all(told in line for line in lines)
+
+
+@pytest.mark.parametrize(("probes", "mode"), [(None, "selective"), (MATH, True)])
+def test_selective_is_proposed_only_where_it_keeps_something(published: Any, probes: Any, mode: Any) -> None:
+    config = published({"train.gradient_checkpointing": False}, budget()).config
+    rungs = ladder.rungs(config, published.listed, published.base, budget(probes=probes))
+    values = [rung.value for rung in rungs if rung.key == "train.gradient_checkpointing"]
+    assert values[0] == mode and len(values) == (2 if mode is True else 3)
+
+
+COMPILES = {"compile": WORKS}
+
+
+@pytest.mark.parametrize(
+    ("changes", "found", "mode", "reason"),
+    [
+        ({}, budget(), False, "nothing is computed twice"),
+        ({}, budget(device="cpu"), False, "stay free"),
+        ({}, budget(30.0, "cpu"), True, "GiB too much"),
+        ({}, budget(20.0), True, "with false the fit would take"),
+        ({}, budget(8.0), True, "blocks are streamed"),
+        ({"train.streamed_blocks": 2}, budget(), True, "blocks are streamed"),
+        ({}, budget(probes=COMPILES), "selective", "all but attention"),
+        ({}, budget(10.5, probes=COMPILES), True, "with selective the fit would take"),
+        ({}, budget(probes=COMPILES | MATH), True, "least memory"),
+        ({"train.compile": False}, budget(probes=COMPILES), False, "nothing is computed twice"),
+        (SELECTIVE, budget(), "selective", "as configured"),
+        ({"train.gradient_checkpointing": 4}, budget(), 4, "as configured"),
+    ],
+)
+def test_the_fastest_checkpointing_that_fits(
+    published: Any, changes: dict[str, Any], found: Budget, mode: Any, reason: str
+) -> None:
+    case = published({"train.gradient_checkpointing": "auto", **changes}, found)
+    choices = choose_for(case, {})
+    choice = choices["train.gradient_checkpointing"]
+    assert (choice.value, type(choice.value)) == (mode, type(mode)) and reason in choice.reason
+    if mode is not True:
+        assert case.spare_gib(choices, "fit") >= 0
+
+
 @pytest.mark.parametrize("value", [1, 2, 4, 8])
 def test_as_many_samples_are_encoded_at_once_as_fit(published: Any, value: int) -> None:
     asked = {"cache.devices.text_encoder": "cuda"}

@@ -1,14 +1,17 @@
 """The host's evidence from recorded outputs of both systems, and of this machine."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runtime.errors import UserError
 from runtime.probes import base, host
 from runtime.probes.child import Outcome
+from runtime.workspace import Workspace
 
 RECORDED = Path(__file__).resolve().parent / "recorded"
 ABSENT = Outcome(status="absent", seconds=0.0, exit=None, reason="not there")
@@ -97,13 +100,109 @@ def test_a_base_that_is_here_is_measured(base_folder: Path) -> None:
 
 
 def test_a_base_whose_shards_are_dropped_is_as_large_as_before(base_folder: Path, tmp_path: Path) -> None:
+    """What is made of a shard stands for it; one that is not yet made has to be fetched, but for what is here."""
     whole = base.measured("some/base", base_folder).components["transformer"]
-    shard = {"size": round(whole.disk_gib * 2**30), "tensors": {"w": {"shape": [whole.parameters // 2, 2]}}}
-    (tmp_path / "transformer").mkdir()
-    (tmp_path / "transformer" / "fetched.json").write_text(
-        json.dumps({"shards": {"one": shard}}), encoding="utf-8"
+    size = round(whole.disk_gib * 2**30) // 2
+    shard = {"size": size, "tensors": {"w": {"shape": [whole.parameters // 4, 2]}}}
+    _write(tmp_path / "base/transformer/fetched.json", {"shards": {"one": shard, "two": shard}})
+    for path, missing in (
+        (None, 2 * size),
+        ("base/transformer/one", size),
+        ("base/transformer/.two.part", size - 2**20),
+        ("nf4/transformer/two", 0),
+    ):
+        if path is not None:
+            _write(tmp_path / path, None)
+        found = base.measured("some/base", tmp_path / "base", nf4=tmp_path / "nf4")
+        (transformer,) = found.components.values()
+        assert (transformer.parameters, transformer.disk_gib) == (whole.parameters, whole.disk_gib)
+        assert transformer.missing_gib == round(missing / 2**30, 6), path
+        assert found.local is (missing == 0) and ("yet to be fetched" in found.source) is (missing > 0)
+
+
+def _write(path: Path, document: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(2**20) if document is None else json.dumps(document).encode("utf-8"))
+
+
+INDEX = "diffusion_pytorch_model.safetensors.index.json"
+PUBLISHED = base.published("some/base").components
+
+
+@pytest.fixture
+def begun(base_folder: Path, tmp_path: Path) -> Path:
+    """A denoiser in two shards, the second not here; a VAE, whole; and a text encoder that is only named."""
+    folder = tmp_path / "begun"
+    shutil.copytree(base_folder / "vae", folder / "vae")
+    _write(
+        folder / "model_index.json", dict.fromkeys(["_class_name", "scheduler", *PUBLISHED], "of this class")
     )
-    assert base.measured("some/base", tmp_path).components == {"transformer": whole}
+    (folder / "transformer").mkdir()
+    first = base_folder / "transformer" / INDEX.removesuffix(".index.json")
+    shutil.copyfile(first, folder / "transformer" / "one.safetensors")
+    index = {"metadata": {"total_size": 3 * first.stat().st_size}}
+    shards = {"a": "one.safetensors", "b": "two.safetensors"}
+    _write(folder / "transformer" / INDEX, {**index, "weight_map": shards})
+    return folder
+
+
+def test_a_base_that_was_fetched_in_part(begun: Path, base_folder: Path) -> None:
+    """Headers of shards that are here tell how wide its numbers are; without one it is bf16, as published."""
+    found = base.measured("some/base", begun)
+    one = base.measured("some/base", base_folder).components
+    transformer = found.components["transformer"]
+    assert not found.local
+    assert (transformer.disk_gib, transformer.missing_gib) == pytest.approx(
+        (3 * one["transformer"].disk_gib, 2 * one["transformer"].disk_gib), abs=2e-6
+    )
+    assert transformer.parameters == pytest.approx(3 * one["transformer"].parameters)
+    assert found.components["vae"] == one["vae"] and one["vae"].missing_gib == 0
+    assert found.components["text_encoder"] == PUBLISHED["text_encoder"]
+    (begun / "transformer" / "one.safetensors").unlink()
+    nothing = base.measured("some/base", begun).components["transformer"]
+    assert nothing.missing_gib == nothing.disk_gib == transformer.disk_gib
+    assert nothing.parameters == pytest.approx(nothing.disk_gib * 2**29, rel=1e-3)
+    _write(begun / "transformer" / INDEX, {"weight_map": {"a": "one.safetensors"}})
+    assert base.measured("some/base", begun).components["transformer"] == PUBLISHED["transformer"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_damaged_index_of_a_base_is_an_error(begun: Path, text: str) -> None:
+    (begun / "model_index.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=r"model_index\.json (is not JSON|holds no object)"):
+        base.measured("some/base", begun)
+
+
+@pytest.mark.parametrize(
+    ("where", "fresh", "rest_in", "from_hub"),
+    [
+        ("step 06", False, "workspace", True),
+        ("workspace", False, "workspace", False),
+        ("cache", False, "model cache", True),
+        ("cache", True, "model cache", True),
+    ],
+)
+def test_where_the_rest_of_a_base_comes_to(
+    begun: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    fresh: bool,
+    rest_in: str,
+    from_hub: bool,
+) -> None:
+    workspace = Workspace(tmp_path / "work")
+    reference = "some/base"
+    if fresh:
+        (begun / "model_index.json").unlink()
+    if where == "step 06":
+        _write(begun / "fetch.json", {})
+    if where != "cache":
+        shutil.move(begun, workspace.root / reference)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *given, **named: str(begun))
+    found = base.collect(workspace, reference)
+    assert (found.local, found.rest_in, found.from_hub) == (False, rest_in, from_hub)
+    assert (found == base.published(reference)) is fresh
 
 
 @pytest.fixture

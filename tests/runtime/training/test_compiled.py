@@ -61,23 +61,40 @@ def limits() -> list[int]:
     return [getattr(torch._dynamo.config, name) for name in LIMITS]
 
 
-def test_a_compiled_fit_learns_the_same_and_is_compiled_a_few_times(varied: Any, traced: None) -> None:
-    before = limits()
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        pytest.param(
+            {
+                "train.gradient_checkpointing": "selective",
+                "train.cached_modulation": True,
+                "model.quantize": "nf4",
+            },
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["every block", "selective, table, NF4"],
+)
+def test_a_compiled_fit_learns_the_same_and_is_compiled_a_few_times(
+    varied: Any, traced: None, more: dict[str, Any]
+) -> None:
+    before, asks = limits(), {**ASKS, **more}
     shapes = {
         (tuple(held["target"].shape), len(held["prompt_embeds"]))
-        for job in [varied.job(ASKS)]
+        for job in [varied.job(asks)]
         for held in (job.store.read(want.folder) for want in job.wants if want.split == "train")
     }
     assert len({size for size, _ in shapes}) == 2 and len({length for _, length in shapes}) == 8
-    eager = varied.fit({**ASKS, "train.compile": False})
+    eager = varied.fit({**asks, "train.compile": False})
     assert eager.document["speed"]["compiled"] == 0
-    compiled = varied.fit({**ASKS, "train.compile": True})
+    compiled = varied.fit({**asks, "train.compile": True})
     assert 1 <= compiled.document["speed"]["compiled"] <= MOST
     assert not counters["graph_break"] and limits() == before
     one, two = varied.adapter(eager.path), varied.adapter(compiled.path)
     assert one.keys() == two.keys()
     for name, wished in one.items():
-        assert float((two[name] - wished).norm() / wished.norm()) < 1e-4, name
+        assert float((two[name] - wished).norm() / wished.norm()) < (1e-3 if more else 1e-4), name
 
 
 def test_the_limits_are_as_before_after_a_fault_too(

@@ -16,6 +16,7 @@ from runtime.errors import ResumeError, UserError
 from runtime.families import weights
 from runtime.quantize import made
 from runtime.training import adapter_file, checkpoints, loop, trainables
+from runtime.training.prepared import OWN_NF4
 
 SHORT = {"train.max_train_steps": 4, "train.checkpointing_steps": 2}
 BLOCK = "transformer_blocks.0.attn.to_q.weight"
@@ -175,6 +176,67 @@ def test_step_06_leaves_other_weights_out_and_what_it_made_is_not_taken(other: A
     assert quantize.wanted(config) == ("text_encoder",)
     with pytest.raises(UserError, match=r"replaces the denoiser \(model\.transformer_weight\)"):
         quantize.wanted(other.configure({**OTHER, "model.quantize_text_encoder": "none"}).config)
+
+
+# ---- other NF4 weights of the same denoiser
+
+
+NF4 = {**SHORT, "model.quantize": "nf4"}
+FIRST, SECOND, NOTHING = (("--keep", pattern) for pattern in ("*.0.attn.*", "*.1.attn.*", "none"))
+MADE = ("--made", "foreign")
+
+
+def pack(lab: Any, arguments: tuple[str, ...] | None) -> None:
+    """models/nf4 anew; nothing where a fit is to quantize while loading."""
+    folder = lab.root / "models" / "nf4"
+    if arguments == MADE:
+        folder.rename(lab.root / "foreign")
+        arguments = ("--made", str(lab.root / "foreign"))
+    shutil.rmtree(folder, ignore_errors=True)
+    if arguments is None:
+        lab.workspace.evidence_path(made.EVIDENCE).unlink(missing_ok=True)
+        return
+    line = ["--workspace", str(lab.root), "--component", "transformer", "--device", "cpu", *arguments]
+    done = CliRunner().invoke(quantize.command, line)
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("older", [False, True])
+@pytest.mark.parametrize(
+    ("then", "now", "told"),
+    [
+        (FIRST, FIRST, None),
+        (NOTHING, NOTHING, None),
+        (FIRST, SECOND, r"\w{64} then, \w{64} now"),
+        (FIRST, NOTHING, r"\w{64} then, None now"),
+        (NOTHING, SECOND, r"(None|\w{64}) then, \w{64} now"),
+        (FIRST, None, r"\w{64} then, None now"),
+        (None, FIRST, r"None then, \w{64} now"),
+        (None, NOTHING, None),
+        (NOTHING, MADE, r"(None|\w{64}) then, \w{64} now"),
+    ],
+)
+def test_a_resume_refuses_other_nf4_weights(
+    lab: Any, monkeypatch: pytest.MonkeyPatch, then: Any, now: Any, told: str | None, older: bool
+) -> None:
+    """What step 06 was told to keep is in no key; a checkpoint of before that was looked at has the run's record."""
+    pack(lab, then)
+    interrupted(lab, NF4, at=3)
+    pack(lab, now)
+    read = checkpoints.read_state
+
+    def older_state(path: Path) -> dict[str, Any]:
+        state = read(path)
+        del state["fingerprint"][OWN_NF4]
+        return state
+
+    if older:
+        monkeypatch.setattr(checkpoints, "read_state", older_state)
+    if told is None:
+        assert lab.launch(NF4, resume="latest").state["step"] == 3
+        return
+    with pytest.raises(ResumeError, match=f"--keep or --made: {told}$"):
+        lab.launch(NF4, resume="latest")
 
 
 def test_validation_paints_with_the_same_weights(other: Any, nano: Path) -> None:
