@@ -48,7 +48,8 @@ class Component:
     config: Reading[dict[str, Any]]
     made: Reading[dict[str, Tensor]]
     source: Reading[dict[str, Tensor]] | None
-    """None where the base is no folder of this machine. Of shards that were fetched and dropped, what they held."""
+    """None where the base is no folder of this machine, or weights were taken for it in place of fetching its shards.
+    Of shards that were fetched and dropped, what they held."""
     listing: Reading[dict[str, Any]] | None
     """the base's fetched.json; None where the base is not here, or was not fetched by step 06"""
     source_fingerprint: str | None
@@ -134,7 +135,7 @@ def _component(workspace: Workspace, record: dict[str, Any], model: Path | None)
 def _source(
     folder: Path | None, record: dict[str, Any], listing: Reading[dict[str, Any]] | None, shown: str
 ) -> Reading[dict[str, Tensor]] | None:
-    if folder is None:
+    if folder is None or ("taken" in record and not _is_whole(folder, shown)):
         return None
     if listing is not None and record["fetched"]["dropped"]:
         return attempt(lambda: _listed(folder, listing.get(), shown))
@@ -166,6 +167,12 @@ def _listed(folder: Path, listing: dict[str, Any], shown: str) -> dict[str, Tens
     except (KeyError, TypeError, ValueError) as error:
         raise EvidenceError(f"{shown}/{LISTING}", f"tells of no tensors: {error!r}") from error
     return found
+
+
+def _is_whole(folder: Path, shown: str) -> bool:
+    """Whether there are shards, and each is here; the folder's fingerprint tells if they were when step 06 ran."""
+    found = attempt(lambda: _shards(folder, shown)).value
+    return bool(found) and all(path.is_file() for path in found or ())
 
 
 def _published(name: str) -> str:

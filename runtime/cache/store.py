@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runtime import files
+from runtime import files, locks
 from runtime.cache.key import Wanted
 from runtime.errors import CacheError
 from runtime.index import Index
@@ -67,20 +67,9 @@ class Store:
     @contextlib.contextmanager
     def locked(self, progress: Progress) -> Iterator[None]:
         """Alone among processes; a second one waits, and says so."""
-        from filelock import FileLock, Timeout
-
-        self.root.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.root / LOCK)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            progress.say(f"another process fills {self.root.name}: waiting for it")
-            lock.acquire()
-        try:
+        with locks.alone(self.root / LOCK, progress, f"fills {self.root.name}"):
             _sweep(self.root, self.manifest_path.name)
             yield
-        finally:
-            lock.release()
 
     def fault(self, want: Wanted) -> str:
         """Why the entry of `want` can't be used; empty where it is whole."""

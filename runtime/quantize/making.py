@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runtime import files, locks
 from runtime.config.load import load_config
 from runtime.config.model import Config
-from runtime.errors import UserError
+from runtime.errors import DiskFullError, UserError
 from runtime.files import GIB
 from runtime.progress import Progress
 from runtime.quantize import made
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 COMPONENTS = ("transformer", "text_encoder")
 SPARE_GIB = 1.0
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+LOCK = ".lock"
 NOTHING = ("none",)
 """`--keep none` forgets the patterns of the last time."""
 
@@ -60,13 +62,30 @@ class Model:
 
 
 def quantize(workspace: Workspace, wish: Wish, progress: Progress) -> dict[str, Any]:
-    """Make models/nf4/, write the evidence and return its data. Whole shards of an earlier run are kept."""
+    """Make models/nf4/, write the evidence and return its data. Whole shards of an earlier run are kept.
+
+    Alone among processes: a second one waits, then keeps what the first one made.
+    """
+    config = _config(workspace, wish)  # first: where there is no workspace, no lock is left either
+    with locks.alone(workspace.root / made.FOLDER / LOCK, progress, f"makes {made.FOLDER}"):
+        try:
+            return _quantize(workspace, config, wish, progress)
+        except BaseException as error:
+            if not files.disk_full(error):
+                raise
+            raise DiskFullError(
+                "the disk is full: what is whole so far is kept",
+                remedy="free some space, then finetune quantize",
+            ) from error
+
+
+def _quantize(workspace: Workspace, config: Config | None, wish: Wish, progress: Progress) -> dict[str, Any]:
     from runtime import device  # first: it quietens what bitsandbytes says at import
     from runtime.families.registry import load_family
     from runtime.quantize import streaming, taking
     from runtime.quantize.streaming import Job
 
-    model = _model(workspace, wish, progress)
+    model = _model(workspace, config, wish, progress)
     family = load_family(model.folder)
     chosen = device.pick(wish.device).type
     place = device.quantizing(chosen) if wish.device == "auto" else chosen
@@ -96,8 +115,7 @@ def quantize(workspace: Workspace, wish: Wish, progress: Progress) -> dict[str, 
 # ---- the base
 
 
-def _model(workspace: Workspace, wish: Wish, progress: Progress) -> Model:
-    config = _config(workspace, wish)
+def _model(workspace: Workspace, config: Config | None, wish: Wish, progress: Progress) -> Model:
     reference = config.model.pretrained_model_name_or_path if config else str(wish.model)
     names = tuple(dict.fromkeys(wish.components)) or (wanted(config) if config else COMPONENTS)
     folder, base = _locate(workspace, reference, progress)
@@ -284,13 +302,15 @@ class Room:
     """Bytes that must be on the disk at once, beside what is there."""
 
     made: int = 0
+    copied: int = 0
+    """Of ready-made weights that can't be linked."""
     rest: int = 0
     """Of the base, besides what is fetched shard by shard."""
     shards: list[int] = field(default_factory=list)
 
     def needed(self, *, drop: bool) -> float:
         fetched = max(self.shards, default=0) if drop else sum(self.shards)
-        return (self.made + self.rest + fetched) / GIB
+        return (self.made + self.copied + self.rest + fetched) / GIB
 
 
 def _refuse_full_disk(workspace: Workspace, model: Model, jobs: "Sequence[Job | Taken]", drop: bool) -> None:
@@ -298,12 +318,17 @@ def _refuse_full_disk(workspace: Workspace, model: Model, jobs: "Sequence[Job | 
     needed, free = room.needed(drop=drop), shutil.disk_usage(workspace.root).free / GIB
     if not needed or needed + SPARE_GIB <= free:
         return
-    told = f"{room.made / GIB:.1f} GiB of NF4 weights"
+    ours = (room.made + room.copied) / GIB
+    told = f"{ours:.1f} GiB of NF4 weights"
     if model.base is not None:
-        told += f" and {needed - room.made / GIB:.1f} GiB of the base at once"
+        told += f" and {needed - ours:.1f} GiB of the base at once"
     least = room.needed(drop=True)
     remedy = "free disk space, or make one at a time: finetune quantize --component transformer"
-    if least < needed:
+    if room.copied:
+        remedy = (
+            "free disk space; or have the ready-made weights on the workspace's volume, where they are linked"
+        )
+    elif least < needed:
         remedy = f"free disk space; or finetune quantize --drop-fetched, which needs {least:.1f} GiB"
     raise UserError(
         f"{told} and {SPARE_GIB:.0f} GiB to spare are needed, {free:.1f} GiB are free", remedy=remedy
@@ -311,7 +336,7 @@ def _refuse_full_disk(workspace: Workspace, model: Model, jobs: "Sequence[Job | 
 
 
 def _room(model: Model, jobs: "Sequence[Job | Taken]") -> Room:
-    from runtime.quantize import fetching, streaming
+    from runtime.quantize import fetching, streaming, taking
     from runtime.quantize.streaming import Job
 
     room = Room()
@@ -322,6 +347,10 @@ def _room(model: Model, jobs: "Sequence[Job | Taken]") -> Room:
             room.made += streaming.missing_bytes(job)
             absent = [name for name in job.shards.names if not (job.target / name).is_file()]
             room.shards += [job.shards.to_fetch(name) for name in absent]
+        else:
+            fetched = model.base if job.folder == job.base else None
+            coming = fetching.weights_size(fetched, job.component) if fetched is not None else 0
+            room.copied += taking.to_copy(job, coming)
     return room
 
 
@@ -337,13 +366,14 @@ def _output_error(
     place: str,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Of the denoiser made now; what was measured of the same weights before, or of none, is kept."""
+    """Of the denoiser made now; what was measured of the same weights before is kept."""
     from runtime.quantize import output_error
 
     known: dict[str, Any] = old.get("output_error") or {"value": None, "reason": "no denoiser was quantized"}
     prints = {item["made_fingerprint"] for item in old["components"]}
     for job, record in zip(jobs, records, strict=True):
-        if job.component == "transformer" and record["made_fingerprint"] not in prints:
+        same = record["made_fingerprint"] in prints and known["value"] is not None
+        if job.component == "transformer" and not same:
             found = output_error.measure(family, model.folder / "transformer", job.target, place, progress)
             return {"value": found.value, "reason": found.reason}
     return known

@@ -115,11 +115,43 @@ def _packed(job: Taken, there: Mapping[str, Place]) -> dict[str, dict[str, Any]]
 # ---- into the workspace
 
 
+def to_copy(job: Taken, coming: int = 0) -> int:
+    """Bytes that `take` will add to the disk of `job.target`: of files that can't be linked and are not there yet.
+
+    `coming`: bytes of shards that are yet to be fetched into `job.folder`. What a copy cut short left is removed first.
+    """
+    present = _present(job.folder) if is_whole(job.folder) else []
+    if present and _same(present, job.target):
+        return 0
+    copied = sum(path.stat().st_size for path in present if not _can_link(path, job.target))
+    if not present and not _can_link(job.folder / "config.json", job.target):
+        copied = coming
+    left = job.target.iterdir() if job.target.is_dir() else ()
+    stats = [path.stat() for path in left if path.is_file()]
+    return max(0, copied - sum(stat.st_size for stat in stats if stat.st_nlink == 1))
+
+
+def _can_link(path: Path, target: Path) -> bool:
+    """Tried: it takes the same volume, one that has links, and the right to make them."""
+    trial = target.with_name(f".{target.name}.{os.getpid()}.link")
+    trial.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(path.resolve(), trial)
+    except OSError:
+        return False
+    trial.unlink()
+    return True
+
+
+def _present(folder: Path) -> list[Path]:
+    names = ["config.json", *streaming.COPIED, *(path.name for path in shards.find(folder))]
+    names += [path.name for path in folder.glob("*.safetensors.index.json")]
+    return [folder / name for name in names if (folder / name).is_file()]
+
+
 def _bring(job: Taken) -> None:
     """Links or copies, unless they are there from an earlier call."""
-    names = ["config.json", *streaming.COPIED, *(path.name for path in shards.find(job.folder))]
-    names += [path.name for path in job.folder.glob("*.safetensors.index.json")]
-    present = [job.folder / name for name in names if (job.folder / name).is_file()]
+    present = _present(job.folder)
     if job.target.is_dir() and _same(present, job.target):
         return
     if job.target.is_dir():
@@ -162,7 +194,7 @@ def _errors(
     job: Taken, there: Mapping[str, Place], packed: Mapping[str, Any], progress: Progress
 ) -> dict[str, float]:
     """Of each packed weight against the plain base; empty where that is NF4 too, or is not here."""
-    if made.is_packed(job.base) or not _is_whole(job.base):
+    if made.is_packed(job.base) or not is_whole(job.base):
         return {}
     plain = places(job.base)
     _refuse_other(job, packed, plain)
@@ -175,7 +207,8 @@ def _errors(
         meter.stop()
 
 
-def _is_whole(folder: Path) -> bool:
+def is_whole(folder: Path) -> bool:
+    """Whether each shard of a component is here."""
     try:
         return bool(shards.find(folder))
     except UserError:
@@ -221,7 +254,7 @@ def _measured(
 
 def _plain_bytes(job: Taken) -> int:
     """Of the base's tensors; 0 where they are NF4 themselves, or not here."""
-    if made.is_packed(job.base) or not _is_whole(job.base):
+    if made.is_packed(job.base) or not is_whole(job.base):
         return 0
     return sum(place.entry.size for place in places(job.base).values())
 

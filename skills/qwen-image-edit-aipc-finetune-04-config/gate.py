@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gates import pointers, prompt_file
+from gates import plans, pointers, prompt_file
 from gates.buckets import SIZE_MULTIPLES
 from gates.checks import Checks, Evidence, Finding, Gate, failed, listing, verdict_of
 from gates.evidence import Reading, attempt, dataset_digest
+from gates.plans import PHASES, SPARE_DISK_GIB
 from gates.schema import with_defaults
 from gates.verdict import Check, EvidenceRef
 from gates.workspace import Workspace, setting_problems
 
-PHASES = ("cache", "fit", "validate")  # what the plan must cover
 ROUNDING_GIB = 0.01  # components are recorded with two decimals or more
 
 PLAN = ".gates/evidence/04-plan.json"
@@ -305,7 +305,7 @@ def device_matches_host(e: Configured) -> Finding:
 )
 def memory_plan_fits(e: Configured) -> Finding:
     """Made for this config; components added up anew; peak and reserve of each phase within the budget, host memory
-    within its own, or both within the one that they share; the disk."""
+    within its own, or both within the one that they share; the disk, with 1 GiB to spare."""
     plan, digest = e.plan.get(), e.config_digest.get()
     if plan["config_digest"] != digest:
         return failed(
@@ -319,14 +319,14 @@ def memory_plan_fits(e: Configured) -> Finding:
     if not abs(min(spare.values()) - plan["margin_gib"]) <= ROUNDING_GIB:
         faults.append(f"margin: {plan['margin_gib']:.2f} GiB is not what the largest phase leaves")
     disk = plan["disk"]
-    if not disk["needed_gib"] <= disk["free_gib"]:
-        faults.append(f"disk: {disk['needed_gib']:.1f} GiB needed, {disk['free_gib']:.1f} free")
+    if not disk["needed_gib"] + SPARE_DISK_GIB <= disk["free_gib"]:
+        told = f"{disk['needed_gib']:.1f} GiB needed and {SPARE_DISK_GIB:.0f} to spare"
+        faults.append(f"disk: {told}, {disk['free_gib']:.1f} free")
     largest = min(spare, key=spare.__getitem__)
-    beside = "host included" if plan["unified_memory"] else f"{plan['host_budget_gib']:.2f} of the host"
     return verdict_of(
         not faults,
         listing(faults) or f"{largest} is the largest, {plan['phases'][largest]['largest']} its largest part",
-        expected=f"at most {plan['budget_gib']:.2f} ({plan['budget_source']}), {beside}",
+        expected=plans.limits(plan),
         observed={name: plan["phases"][name]["peak_gib"] for name in PHASES},
         unit="GiB",
         evidence=(EvidenceRef(path=PLAN, locator="/data/phases"),),
@@ -334,7 +334,7 @@ def memory_plan_fits(e: Configured) -> Finding:
 
 
 def _phase_faults(name: str, plan: dict[str, Any]) -> Iterator[str]:
-    phase, budget, host_budget = plan["phases"][name], plan["budget_gib"], plan["host_budget_gib"]
+    phase = plan["phases"][name]
     sums = {"components": ("components_gib", "peak_gib"), "host memory": ("host_gib", "host_peak_gib")}
     for what, (parts, peak) in sums.items():
         total = sum(phase[parts].values())
@@ -344,19 +344,7 @@ def _phase_faults(name: str, plan: dict[str, Any]) -> Iterator[str]:
         yield f"{name}: resident {phase['resident_gib']:.2f} GiB exceeds the peak {phase['peak_gib']:.2f}"
     if plan["device"] != "cpu" and not phase["reserve_gib"] > 0:
         yield f"{name}: nothing is reserved for the allocator and the device's context"
-    device, host = _needed_gib(phase)
-    if not device <= budget:
-        yield f"{name}: {device:.2f} GiB at its peak with its reserve, the budget is {budget:.2f}"
-    if not host <= host_budget:
-        yield f"{name}: {host:.2f} GiB of the host's memory, its budget is {host_budget:.2f}"
-    if plan["unified_memory"] and not device + host <= host_budget:
-        yield f"{name}: {device + host:.2f} GiB of the memory that device and host share, of {host_budget:.2f}"
-
-
-def _needed_gib(phase: dict[str, Any]) -> tuple[float, float]:
-    """On the device with its reserve, and in host memory: the larger of what is told and what adds up."""
-    device = max(sum(phase["components_gib"].values()), phase["peak_gib"]) + phase["reserve_gib"]
-    return device, max(sum(phase["host_gib"].values()), phase["host_peak_gib"])
+    yield from plans.overfull(name, plan)
 
 
 def _spare_gib(phase: dict[str, Any], plan: dict[str, Any]) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gates import packed, quantized
+from gates import packed, plans, quantized
 from gates.checks import Checks, Evidence, Finding, Gate, excuse, failed, listing, verdict_of
 from gates.evidence import MissingEvidenceError, Reading, attempt
 from gates.quantized import EVIDENCE, FOLDER, REMEDY, SKIP, Component, Quantized
@@ -155,7 +155,8 @@ def size_ratio(e: Quantization) -> Finding:
 def error_bounded(e: Quantization) -> Finding:
     """Recorded relative errors, mean and worst; some layers dequantized anew; the denoiser's output.
 
-    Of weights that somebody else made of a base that is not here as bf16 nothing can be measured; the message says so.
+    Of weights that somebody else made of a base that is not here as bf16 nothing can be measured; nor can the
+    denoiser's output where the base's shards were dropped. The message says so.
     """
     faults: list[str] = []
     again = 0
@@ -164,12 +165,11 @@ def error_bounded(e: Quantization) -> Finding:
         again += len(layers)
         faults += _error_faults(component, layers)
     output = e.quantized.get().data["output_error"]["value"]
-    if output is not None and not output <= OUTPUT_ERROR_MAX:
-        faults.append(f"the denoiser's output is {output:.0%} off, at most {OUTPUT_ERROR_MAX:.0%} may be")
+    faults += _output_faults(output, e.components)
     records = [component.record for component in e.components if component.record["worst"]]
     return verdict_of(
         not faults,
-        listing(faults) or "; ".join([f"{again} layers measured anew", *_unmeasured(e.components)]),
+        listing(faults) or "; ".join([f"{again} layers measured anew", *_unmeasured(e.components, output)]),
         expected={"mean": f"<= {MEAN_ERROR_MAX}", "worst": f"<= {LAYER_ERROR_MAX}"},
         observed={
             "mean": max((round(record["mean_error"], 4) for record in records), default=None),
@@ -192,20 +192,35 @@ def _keep(components: tuple[Component, ...]) -> str | None:
     return None
 
 
-def _unmeasured(components: tuple[Component, ...]) -> Iterator[str]:
+def _output_faults(output: float | None, components: tuple[Component, ...]) -> Iterator[str]:
+    """An output that was not measured is excused where some of the plain denoiser is not here to be asked."""
+    if output is not None:
+        if not output <= OUTPUT_ERROR_MAX:
+            yield f"the denoiser's output is {output:.0%} off, at most {OUTPUT_ERROR_MAX:.0%} may be"
+        return
     for component in components:
-        if component.measurable:
-            continue
-        why = "the base is not here"
-        if component.dropped:
-            why = "its bf16 shards were dropped"
-        elif component.source is not None:
-            why = "the base's own are NF4"
-        yield (
-            f"{component.name}: by what was recorded, {why}"
-            if component.record["worst"]
-            else (f"{component.name}: error not measured, {why}")
-        )
+        if component.name == "transformer" and len(component.measurable) == len(component.plain or {}) > 0:
+            yield "the output of the denoiser was not measured, though the base's own is here"
+
+
+def _unmeasured(components: tuple[Component, ...], output: float | None) -> Iterator[str]:
+    for component in components:
+        why = _absence(component)
+        if not component.measurable:
+            yield (
+                f"{component.name}: by what was recorded, {why}"
+                if component.record["worst"]
+                else (f"{component.name}: error not measured, {why}")
+            )
+        if component.name == "transformer" and output is None:
+            yield f"the denoiser's output error was not measured, {why}"
+
+
+def _absence(component: Component) -> str:
+    """Why the base's own weights can't be asked, where they can't."""
+    if component.dropped:
+        return "its bf16 shards were dropped"
+    return "the base's own are NF4" if component.source is not None else "the base is not here"
 
 
 def _error_faults(component: Component, again: dict[str, float]) -> list[str]:
@@ -292,7 +307,8 @@ SKIPPED: Checks[Quantization] = Checks()
     why="without NF4 made beforehand a small PC runs out of memory in the cache phase or the fit",
 )
 def skip_justified(e: Quantization) -> Finding:
-    """The reason, and the memory plan of this config, made without weights of this step: does each phase fit?"""
+    """The reason, and the memory plan of this config, made without weights of this step: does each phase fit, as
+    memory-plan-fits of gate 04 asks it?"""
     assert e.skip is not None
     reason, plan = e.skip.get()["reason"].strip(), e.plan.get()
     if not reason:
@@ -310,15 +326,12 @@ def skip_justified(e: Quantization) -> Finding:
         configured = e.settings.get()["model"]["quantize_text_encoder"] == "nf4"
         why = "config.yaml asks for" if configured else "the plan counts on"
         faults.append(f"{why} an NF4 text encoder, which only this step makes")
-    peaks = {name: phase["peak_gib"] for name, phase in plan["phases"].items()}
-    faults += [
-        f"{name} peaks at {peak:.2f} GiB" for name, peak in peaks.items() if not peak <= plan["budget_gib"]
-    ]
+    faults += [line for name in plans.PHASES for line in plans.overfull(name, plan)]
     return verdict_of(
         not faults,
         listing(faults) or reason,
-        expected=f"at most {plan['budget_gib']:.2f}",
-        observed=peaks,
+        expected=plans.limits(plan),
+        observed={name: plan["phases"][name]["peak_gib"] for name in plans.PHASES},
         unit="GiB",
         evidence=(EvidenceRef(path=SKIP, locator="/reason"),),
     )

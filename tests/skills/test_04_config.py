@@ -113,3 +113,16 @@ def test_weights_beside_the_base_must_be_there(key: str, made: Any, judge: Any) 
     (made.root / "gone.safetensors").write_bytes(b"x")
     check = next(c for c in judge(made, "04").checks if c.id == "paths-exist")
     assert check.status == "pass"
+
+
+@pytest.mark.parametrize(("free", "status"), [(2.0, "pass"), (1.999, "fail")])
+def test_the_disk_keeps_as_much_to_spare_as_the_plan_asks_for(
+    free: float, status: str, made: Any, judge: Any
+) -> None:
+    from gates.plans import SPARE_DISK_GIB
+    from runtime.planning import advice
+
+    assert SPARE_DISK_GIB == advice.SPARE_DISK_GIB == 1.0
+    _plan(lambda d: d.update(disk={"needed_gib": 1.0, "free_gib": free}))(made)
+    check = next(c for c in judge(made, "04").checks if c.id == "memory-plan-fits")
+    assert check.status == status

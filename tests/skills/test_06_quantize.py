@@ -126,6 +126,7 @@ def test_what_was_finished_is_judged_whatever_a_skip_says(made: Any, judge: Any)
         ("no plan", "finetune plan"),
         ("a plan of another config", "finetune plan"),
         ("a fit that is too large", "finetune quantize"),
+        ("a fit that is too large with its reserve", "finetune quantize"),
         ("a plan that counts on an NF4 text encoder", "finetune quantize"),
         ("a file of another gate", "finetune quantize"),
     ],
@@ -135,6 +136,55 @@ def test_an_unjustified_skip_leads_on(fault: str, remedy: str, skipped: Any, jud
     row.spoil(skipped)
     verdict = judge(skipped, "06")
     assert verdict.skip_reason is None and verdict.next_command == remedy
+
+
+# peak, reserve and host memory of the fit in GiB; budgets of device and host; whether they share; what is said
+FITS = [
+    ((7.5, 0.5, 7.9), (8.0, 8.0), False, ""),
+    (
+        (10.0, 3.0, 9.0),
+        (11.0, 12.5),
+        False,
+        "fit: 13.00 GiB at its peak with its reserve, the budget is 11.00",
+    ),
+    (
+        (10.0, 0.5, 9.0),
+        (11.0, 12.5),
+        True,
+        "fit: 19.50 GiB of the memory that device and host share, of 12.50",
+    ),
+    ((2.0, 0.5, 12.6), (11.0, 12.5), False, "fit: 12.60 GiB of the host's memory, its budget is 12.50"),
+    ((2.0, 0.5, 10.0), (11.0, 12.5), True, ""),
+]
+
+
+@pytest.mark.parametrize(("phase", "budgets", "shared", "said"), FITS)
+def test_a_skip_and_gate_04_judge_a_plan_alike(
+    phase: tuple[float, float, float],
+    budgets: tuple[float, float],
+    shared: bool,
+    said: str,
+    skipped: Any,
+    judge: Any,
+) -> None:
+    peak, reserve, host = phase
+
+    def plan(document: dict[str, Any]) -> None:
+        data = document["data"]
+        data["phases"]["fit"].update(
+            components_gib={"denoiser": peak}, peak_gib=peak, resident_gib=peak, largest="denoiser",
+            reserve_gib=reserve, host_gib={"streamed_blocks": host}, host_peak_gib=host,
+        )  # fmt: skip
+        taken = peak + reserve
+        spare = min(budgets[0] - taken, budgets[1] - host - taken * shared)
+        data.update(
+            budget_gib=budgets[0], host_budget_gib=budgets[1], unified_memory=shared, margin_gib=spare
+        )
+
+    skipped.edit(skipped.evidence("04-plan"), plan)
+    for gate, name in (("04", "memory-plan-fits"), ("06", "skip-justified")):
+        check = next(check for check in judge(skipped, gate).checks if check.id == name)
+        assert check.status == ("fail" if said else "pass") and said in check.message
 
 
 def test_gate_07_passes_after_a_skip_as_after_the_step(skipped: Any) -> None:

@@ -225,4 +225,7 @@ FAULTS: tuple[Fault, ...] = (
     fault("a margin that isn't there", {"memory-plan-fits"}, _plan(lambda d: d.update(margin_gib=7.5))),
     fault("resident above peak", {"memory-plan-fits"}, _fit(resident_gib=1.9)),
     fault("disk full", {"memory-plan-fits"}, _plan(lambda d: d["disk"].update(free_gib=0.5))),
+    fault(
+        "a disk without a GiB to spare", {"memory-plan-fits"}, _plan(lambda d: d["disk"].update(free_gib=1.9))
+    ),
 )

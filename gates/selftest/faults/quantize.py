@@ -350,6 +350,11 @@ FAULTS: tuple[Fault, ...] = (
         _component(lambda record: [item.update(error=0.05) for item in record["worst"]]),
     ),
     fault("an output far off", {"error-bounded"}, _data(output_error={"value": 0.7, "reason": "x"})),
+    fault(
+        "an output that was not measured, with the base at hand",
+        {"error-bounded"},
+        _data(output_error={"value": None, "reason": "not measured: no time"}),
+    ),
     fault("the base changed since", {"source-untouched"}, _source),
     fault(
         "the base changed meanwhile",
@@ -392,6 +397,33 @@ FAULTS: tuple[Fault, ...] = (
         "a cache phase that is too large",
         {"skip-justified"},
         _plan(lambda d: d["phases"]["cache"].update(peak_gib=8.5)),
+        shape="nf4-skipped",
+    ),
+    fault(
+        "a fit that is too large with its reserve",
+        {"skip-justified"},
+        _plan(lambda d: d["phases"]["fit"].update(peak_gib=7.9)),
+        shape="nf4-skipped",
+    ),
+    fault(
+        "a fit whose parts add up to too much",
+        {"skip-justified"},
+        _plan(lambda d: d["phases"]["fit"]["components_gib"].update(activations=7.0)),
+        shape="nf4-skipped",
+    ),
+    fault(
+        "a host that is overfilled",
+        {"skip-justified"},
+        _plan(lambda d: d["phases"]["validate"].update(host_peak_gib=8.2)),
+        shape="nf4-skipped",
+    ),
+    fault(
+        "device and host too much for the memory that they share",
+        {"skip-justified"},
+        lambda m: (
+            _plan(lambda d: d.update(unified_memory=True))(m),
+            _plan(lambda d: d["phases"]["fit"].update(host_peak_gib=6.4))(m),
+        ),
         shape="nf4-skipped",
     ),
     fault(

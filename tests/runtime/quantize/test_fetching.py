@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import threading
@@ -18,7 +19,9 @@ from runtime import files
 from runtime.commands.quantize import command
 from runtime.config.resolve import resolve
 from runtime.planning import plan
-from runtime.quantize import fetching, made, making
+from runtime.probes import base
+from runtime.progress import Progress
+from runtime.quantize import fetching, made, making, nf4, streaming
 from runtime.quantize.hub import partial
 from runtime.quantize.made import EVIDENCE
 from runtime.quantize.meter import Meter
@@ -218,6 +221,9 @@ def test_dropped_shards_are_said_plainly_and_later_steps_need_none(online: Any, 
     told = judged(online)
     assert "3 of 3 shards of transformer were dropped" in told["source-untouched"]
     assert "transformer: by what was recorded, its bf16 shards were dropped" in told["error-bounded"]
+    assert (
+        "the denoiser's output error was not measured, its bf16 shards were dropped" in told["error-bounded"]
+    )
     assert data["output_error"]["value"] is None and "not here any more" in data["output_error"]["reason"]
     asked = len(hub.asked)
     model = online.root / NAME
@@ -232,6 +238,17 @@ def test_dropped_shards_are_said_plainly_and_later_steps_need_none(online: Any, 
     assert online.fit(changes).document["state"] == "completed"
     assert done(online, "--drop-fetched")["components"] == data["components"]
     assert len(hub.asked) == asked
+
+
+def test_with_the_shards_here_again_the_output_is_measured(online: Any, hub: Hub) -> None:
+    before = done(online, "--component", "transformer", "--drop-fetched")
+    online.configure({"model.pretrained_model_name_or_path": NAME, "model.quantize_text_encoder": "none"})
+    for path in (hub.root / "transformer").glob("*.safetensors"):
+        shutil.copyfile(path, online.root / NAME / "transformer" / path.name)
+    after = done(online, "--component", "transformer")
+    assert before["output_error"]["value"] is None and 0 < after["output_error"]["value"] < 0.5
+    assert after["components"][0]["made_fingerprint"] == before["components"][0]["made_fingerprint"]
+    assert judged(online)["error-bounded"] == "28 layers measured anew"
 
 
 def test_a_shard_goes_only_after_the_journal_names_what_was_made_of_it(
@@ -273,8 +290,17 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(
     left = list((online.root / NAME / "transformer").glob(".*.part"))
     kept = {path.name.removeprefix(".").removesuffix(".part"): path.stat().st_size for path in left}
     assert (after > 1) == any(kept.values())
+    missing = base.collect(online.workspace, NAME).components["transformer"].missing_gib * 2**30
+    source = online.root / NAME / "transformer"
+    if after > 1:  # all texts are here
+        shards = files.read_json(source / "fetched.json")["shards"]
+        to_come = {n for n in shards if not (online.root / "models/nf4/transformer" / n).is_file()}
+        sizes = [shards[n]["size"] for n in to_come if not (source / n).is_file()]
+        assert missing == pytest.approx(sum(sizes) - sum(kept.values()), abs=2**10)
+    assert missing > 0
     hub.asked.clear()
     done(online, "--component", "transformer", "--drop-fetched")
+    assert base.collect(online.workspace, NAME).components["transformer"].missing_gib == 0
     for name, size in kept.items():
         wanted = (f"transformer/{name}", f"bytes={size}-" if size else None)
         assert wanted in hub.asked
@@ -353,6 +379,71 @@ def test_the_disk_must_hold_what_is_there_at_once(online: Any, monkeypatch: pyte
     assert not [path for path in fetched(online) if path.endswith(".safetensors")]
     room = making.Room(made=2 * files.GIB, rest=files.GIB, shards=[3 * files.GIB, 5 * files.GIB])
     assert (room.needed(drop=False), room.needed(drop=True)) == (11.0, 8.0)
+
+
+@pytest.fixture
+def packed(online: Any, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The hub's base with a denoiser that is NF4 already."""
+    root = tmp_path / "packed"
+    shutil.copytree(hub.root, root)
+    rule = nf4.rule_for("transformer", "transformer_blocks")
+    source, target = hub.root / "transformer", tmp_path / "nf4"
+    job = streaming.Job(component="transformer", source=source, target=target, rule=rule, device="cpu")
+    streaming.quantize(job, Progress(quiet=True))
+    (target / streaming.JOURNAL).unlink()
+    shutil.rmtree(root / "transformer")
+    shutil.copytree(target, root / "transformer")
+    monkeypatch.setattr(hub, "root", root)
+    return online
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_base_of_nf4_is_fetched_whole_and_taken(
+    packed: Any, hub: Hub, linked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: Any) -> None:
+        raise OSError("a volume without links")
+
+    if not linked:
+        monkeypatch.setattr(os, "link", refuse)
+    weights = {path: path.stat().st_size for path in hub.root.glob("*/*.safetensors")}
+    copies = sum(size for path, size in weights.items() if path.parent.name == "transformer")
+    needed = sum(weights.values()) + (0 if linked else copies) + files.GIB
+    free = needed - 1
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**12, 0, free))
+    line = ("--component", "transformer", "--drop-fetched")
+    packed.configure(
+        {"model.pretrained_model_name_or_path": NAME, "model.quantize_text_encoder": "none"}
+    )  # so all of it is fetched whole
+    result = quantize(packed, *line)
+    assert result.exit_code == 1 and "1 GiB to spare are needed" in result.stderr
+    assert not [path for path in fetched(packed) if path.endswith(".safetensors")]
+    free = needed
+    data = done(packed, *line)
+    assert data["components"][0]["taken"] == f"{NAME}/transformer" and len(shards_of(packed)) == 3
+    for path in (hub.root / "transformer").iterdir():
+        mine, here = packed.root / "models/nf4/transformer" / path.name, packed.root / NAME / "transformer"
+        assert mine.read_bytes() == path.read_bytes()
+        assert mine.samefile(here / path.name) == linked
+    told = judged(packed)
+    assert "transformer: error not measured, the base's own are NF4" in told["error-bounded"]
+    asked = len(hub.asked)
+    assert done(packed, *line)["components"] == data["components"] and len(hub.asked) == asked
+
+
+def test_ready_made_weights_spare_the_shards_of_a_plain_base(
+    packed: Any, hub: Hub, served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "root", served)
+    packed.configure({"model.pretrained_model_name_or_path": NAME, "model.quantize_text_encoder": "none"})
+    done(packed, "--component", "transformer", "--made", str(tmp_path / "nf4"))
+    assert shards_of(packed) == []
+    told = judged(packed)
+    assert "transformer: error not measured, the base is not here" in told["error-bounded"]
+    assert all(item.usable for item in made.find(packed.workspace, packed.root / NAME).values())
+    shutil.copytree(served / "transformer", packed.root / NAME / "transformer", dirs_exist_ok=True)
+    with pytest.raises(AssertionError, match="the base's transformer is another now"):
+        judged(packed)
 
 
 def test_without_a_config_both_are_made(lab: Any, hub: Hub) -> None:

@@ -1,5 +1,6 @@
 """Ready-made NF4: of the base itself or beside it, as transformers, diffusers and others write it."""
 
+import errno
 import json
 import os
 import shutil
@@ -125,6 +126,32 @@ def test_links_cost_no_room_and_copies_are_the_way_elsewhere(
     assert contents(tmp_path / "copied") == contents(tmp_path / "linked")
 
 
+def test_room_is_needed_for_copies_and_for_no_links(
+    nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_nf4(nano / "transformer", tmp_path / "theirs")
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    for name in ("unmade", "made"):
+        assert taking.to_copy(job(nano, folder, tmp_path / name), 10**9) == 0
+    taking.take(job(nano, folder, tmp_path / "made"), QUIET)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    shutil.copyfile(folder / "config.json", empty / "config.json")
+    assert taking.to_copy(job(nano, empty, tmp_path / "fetched", base=empty), 10**9) == 0
+
+    def refuse(*given: Any) -> None:
+        raise OSError("another volume")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert taking.to_copy(job(nano, folder, tmp_path / "made")) == 0  # all of it is there
+    assert taking.to_copy(job(nano, folder, tmp_path / "unmade")) == size
+    assert taking.to_copy(job(nano, empty, tmp_path / "fetched", base=empty), 10**9) == 10**9
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / SINGLE).write_bytes(b"x" * 1000)  # removed before the copies are made
+    assert taking.to_copy(job(nano, folder, tmp_path / "cut")) == size - 1000
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_a_base_that_is_nf4_itself_has_nothing_to_compare_with(nano: Path, tmp_path: Path) -> None:
     folder = write_nf4(nano / "transformer", tmp_path / "theirs")
     record = taking.take(job(nano, folder, tmp_path / "made", base=folder), QUIET)
@@ -232,8 +259,45 @@ def test_a_base_of_nf4_is_taken_as_it_is(lab: Any, nano: Path, tmp_path: Path) -
     assert "not measured" in result.stdout
     told = judged(lab)
     assert "transformer: error not measured, the base's own are NF4" in told["error-bounded"]
+    assert "the denoiser's output error was not measured, the base's own are NF4" in told["error-bounded"]
     assert "transformer was made by somebody else" in told["source-untouched"]
     assert all(item.usable for item in made.find(lab.workspace, base).values())
+
+
+def test_a_disk_too_full_for_a_copy_is_told_before(
+    lab: Any, nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: Any) -> None:
+        raise OSError("another volume")
+
+    folder = write_nf4(nano / "transformer", tmp_path / "theirs")
+    lab.configure()
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    free = size - 1 + files.GIB
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**12, 0, free))
+    line = ("--made", str(folder), "--component", "transformer")
+    result = quantize(lab, *line)
+    assert result.exit_code == 1 and "1 GiB to spare are needed" in result.stderr
+    assert "ready-made weights on the workspace's volume" in result.stderr
+    assert not made.folder_of(lab.workspace, "transformer").exists()
+    free += 1
+    assert quantize(lab, *line).exit_code == 0
+
+
+def test_a_disk_that_fills_meanwhile_is_no_traceback(
+    lab: Any, nano: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = write_nf4(nano / "transformer", tmp_path / "theirs")
+    lab.configure()
+    monkeypatch.setattr(os, "link", full)
+    monkeypatch.setattr(shutil, "copyfile", full)
+    result = quantize(lab, "--made", str(folder), "--component", "transformer")
+    assert result.exit_code == 1 and "error: the disk is full" in result.stderr
+    assert "next: free some space, then finetune quantize" in result.stderr
 
 
 def test_a_folder_without_nf4_is_refused(lab: Any, nano: Path) -> None:
