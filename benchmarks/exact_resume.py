@@ -1,6 +1,6 @@
 """Whether a run that is stopped and resumed is the run left alone, on this machine's accelerator.
 
-    python benchmarks/exact_resume.py [--device auto] [--steps 8] [--stop 5]
+    python benchmarks/exact_resume.py [--device auto] [--steps 8] [--stop 5] [--only CASE ...]
 
 Trains the embedded base on its own data, whole and in two parts, with `train.deterministic` on and off, and compares
 the adapters: equal bits, else the largest difference relative to the largest weight; before that, a run with pictures
@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--stop", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=tuple(CASES), default=tuple(CASES), metavar="CASE")
     wish = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         workspace = Workspace(Path(folder).resolve())
@@ -66,8 +67,9 @@ def main() -> None:
         scan(workspace)
         print(json.dumps({"case": "pictures painted in the fit", **painted(workspace, wish)}), flush=True)
         for deterministic in (True, False):
-            for name, changes in CASES.items():
-                given = {"train.deterministic": deterministic, "train.max_train_steps": wish.steps, **changes}
+            for name in wish.only:
+                given = {"train.deterministic": deterministic, "train.max_train_steps": wish.steps}
+                given |= CASES[name]
                 print(
                     json.dumps(
                         {"case": name, "deterministic": deterministic, **compare(workspace, wish, given)}

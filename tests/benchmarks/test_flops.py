@@ -1,5 +1,6 @@
 """benchmarks/flops.py against torch's own counter, on small denoisers with the trainer's adapter."""
 
+import json
 from typing import Any
 
 import flops
@@ -7,9 +8,11 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from true_size import Shape
+from true_size import Shape, read_denoiser
 
+from runtime import device as devices
 from runtime.config.model import Lora
+from runtime.demo.series import BASE
 from runtime.training import trainables
 
 CONFIG: dict[str, Any] = {
@@ -73,3 +76,39 @@ def test_published_size() -> None:
     small = flops.step_flops(flops.PUBLISHED, Shape(size=(384, 672)))
     assert large.forward / 1e12 == pytest.approx(171.6, abs=0.1)
     assert (large.step / 1e12, small.step / 1e12) == pytest.approx((397.4, 78.7), abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("words", "config", "shape"),
+    [
+        ((), flops.PUBLISHED, Shape(size=(1024, 1024))),
+        (
+            ("--size", "384", "672", "--controls", "2", "--tokens", "90"),
+            flops.PUBLISHED,
+            Shape(size=(384, 672), controls=2, tokens=(90,)),
+        ),
+        (("--base", str(BASE)), read_denoiser(BASE), Shape(size=(1024, 1024))),
+        (("--tiny",), read_denoiser(BASE), Shape(size=(1024, 1024))),
+    ],
+)
+def test_its_command_counts_what_is_asked(
+    words: tuple[str, ...],
+    config: dict[str, Any],
+    shape: Shape,
+    call: Any,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu = devices.pick("cpu")
+    monkeypatch.setattr(devices, "pick", lambda: cpu)
+    call(flops.main, "--rank", "8", *words)
+    line = json.loads(capsys.readouterr().out)
+    rate = line.pop("matrix_tflop_s", None)
+    assert (rate is not None and rate > 0) == ("--tiny" in words)
+    own = flops.step_flops(config, shape, 8)
+    assert line == {
+        "weights_a_token_meets": flops.met_by_a_token(config),
+        "forward_tflop": own.forward / 1e12,
+        "backward_tflop": own.backward / 1e12,
+        "step_tflop": own.step / 1e12,
+    }
