@@ -85,7 +85,7 @@ def main() -> None:
 def painted(workspace: Workspace, wish: argparse.Namespace) -> dict[str, Any]:
     """A run with pictures every second step against the same without, dropout on."""
     changes = {
-        "train.max_train_steps": 6,
+        "train.max_train_steps": min(6, wish.steps),
         "model.lora.lora_dropout": 0.3,
         "validation.num_inference_steps": 2,
     }

@@ -20,18 +20,8 @@ def script(name: str) -> Any:
     return module
 
 
-def test_throughput(tmp_path: Path) -> None:
-    benchmark = script("quantize")
-    for text_encoder in (False, True):
-        source = tmp_path / ("text_encoder" if text_encoder else "transformer")
-        benchmark.write(source, benchmark.shapes(text_encoder, 1, True))
-        lines = [
-            benchmark.measured(source, tmp_path / f"{source.name}-{count}", count, "cpu") for count in (1, 2)
-        ]
-        assert {line["sha256"] for line in lines} == {lines[0]["sha256"]}
-        assert 0.085 < lines[0]["mean_error"] < 0.1 and all(line["seconds"] > 0 for line in lines)
-    block = sum(rows * columns for rows, columns in benchmark.BLOCK.values())
-    assert block == 3072 * 3072 * 36  # of a block of the published shape
+def test_a_block_is_of_the_published_shape() -> None:
+    assert sum(rows * columns for rows, columns in script("quantize").BLOCK.values()) == 3072 * 3072 * 36
 
 
 def test_loaders_agree(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
