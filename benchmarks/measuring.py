@@ -42,11 +42,12 @@ class Memory:
     reserved_gib: float = 0.0
     rss_gib: float = 0.0
 
-    def look(self) -> None:
+    def look(self) -> devices.Memory:
         seen = devices.memory(self.where)
         self.peak_gib = max(self.peak_gib, seen.peak_gib)
         self.reserved_gib = max(self.reserved_gib, reserved_peak_gib(self.where))
         self.rss_gib = max(self.rss_gib, seen.rss_gib)
+        return seen
 
     def to_json(self) -> Line:
         return {"peak_gib": self.peak_gib, "reserved_gib": self.reserved_gib, "rss_gib": self.rss_gib}
@@ -67,8 +68,7 @@ class Watched:
     """The most at one moment of what the allocator had reserved and the process resident."""
 
     def look(self) -> None:
-        self.memory.look()
-        now = devices.memory(self.memory.where)
+        now = self.memory.look()
         self.together_gib = max(self.together_gib, now.reserved_gib + now.rss_gib)
 
     def to_json(self) -> Line:
