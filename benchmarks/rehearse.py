@@ -100,6 +100,7 @@ def rehearse(wish: argparse.Namespace, root: Path) -> int:
                 if loaded.config.model.quantize != "none":
                     told(report, workspace, name, ["quantize"], {})
             plan = json.loads(command(workspace, "plan", "--json"))
+            within_ceiling(name, plan)
             for phase_name, words in STAGES:
                 told(report, workspace, name, words, plan["phases"][phase_name])
             gates = {number: verdict(workspace, number) for number in GATES}
@@ -161,7 +162,20 @@ def told(report: Report, workspace: Workspace, machine: str, words: Sequence[str
     plan = (
         {"planned_gib": planned["peak_gib"], "planned_host_gib": planned["host_peak_gib"]} if planned else {}
     )
-    report.tell(machine=machine, command=" ".join(words), **plan, **json.loads(done.stdout.splitlines()[-1]))
+    found = json.loads(done.stdout.splitlines()[-1])
+    report.tell(machine=machine, command=" ".join(words), **plan, **found)
+    ceiling = MACHINES[machine].budget().gib
+    if found["reserved_gib"] > ceiling:
+        raise RuntimeError(f"{found['reserved_gib']:.2f} GiB reserved, the graphics may fill {ceiling:.2f}")
+
+
+def within_ceiling(machine: str, plan: Line) -> None:
+    """The graphics' ceiling of a PC is no key of the config, and the larger machine has none."""
+    ceiling = MACHINES[machine].budget().gib
+    for name, planned in plan["phases"].items():
+        needed = planned["peak_gib"] + planned["reserve_gib"]
+        if needed > ceiling:
+            raise RuntimeError(f"{name}: {needed:.2f} GiB planned, the graphics may fill {ceiling:.2f}")
 
 
 def phase(words: list[str]) -> int:

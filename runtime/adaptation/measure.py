@@ -78,7 +78,10 @@ def find_device(requested: str, facts: dict[str, Any]) -> dict[str, Any]:
 def settle(
     config: Config, device: str, found: Mapping[str, Finding], chosen: Mapping[str, Chosen]
 ) -> dict[str, Any]:
-    """The step as the fit would take it: explicit values as they are, the rest as chosen."""
+    """The step as the fit would take it: explicit values as they are, the rest as chosen.
+
+    What of the activations is kept is chosen with the plan, and changes no gradient: `auto` keeps least here.
+    """
 
     def value(configured: Any, key: str, default: Any) -> Any:
         return configured if configured != "auto" else chosen[key].value if key in chosen else default

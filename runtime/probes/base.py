@@ -58,14 +58,18 @@ def collect(workspace: Workspace, reference: str) -> Base:
     if from_hub and not (folder / INDEX).is_file():  # it has just been begun
         return published(reference)
     inside = folder.resolve().is_relative_to(workspace.root.resolve())
-    found = measured(reference, folder, nf4=workspace.root / made.FOLDER)
+    whole = frozenset(name for name, it in made.find(workspace, folder).items() if it.usable)
+    found = measured(reference, folder, nf4=workspace.root / made.FOLDER, whole=whole)
     return replace(found, rest_in=WORKSPACE if inside else CACHE, from_hub=from_hub)
 
 
-def measured(reference: str, folder: Path, *, nf4: Path | None = None) -> Base:
+def measured(
+    reference: str, folder: Path, *, nf4: Path | None = None, whole: frozenset[str] = frozenset()
+) -> Base:
     """From the safetensors headers of each component's folder; of shards that step 06 fetches, from its listing.
 
-    `nf4`: what step 06 made of them; whatever is there needs no source any more.
+    `nf4`: what step 06 made of them; whatever is there needs no source any more, nor does a component that is there
+    as a `whole`, taken as it was.
     """
     names = {item.name for item in folder.iterdir() if item.is_dir()}
     named = _named(folder)
@@ -73,7 +77,7 @@ def measured(reference: str, folder: Path, *, nf4: Path | None = None) -> Base:
     for name in sorted(names | (PUBLISHED.keys() & named)):
         found = _component(folder / name, nf4, wanted=name in named)
         if found is not None:
-            components[name] = found
+            components[name] = replace(found, missing_gib=0.0) if name in whole else found
     missing = sum(item.missing_gib for item in components.values())
     rest = f", of which {missing:.2f} GiB are yet to be fetched" if missing else ""
     source = f"the folder's weights{rest}"

@@ -97,7 +97,8 @@ def product(
     import bitsandbytes as bnb
 
     state = _state((absmax, code, absmax2, code2, offset), (height, width), (block, block2), given.dtype)
-    made: Tensor = bnb.matmul_4bit(given, packed, quant_state=state, bias=bias)
+    # Transposed as bitsandbytes' own layer does: before 0.50 the order of the axes says which way the weight lies.
+    made: Tensor = bnb.matmul_4bit(given, packed.t(), quant_state=state, bias=bias)
     return made
 
 

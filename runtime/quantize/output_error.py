@@ -5,6 +5,7 @@ comes and gives them back after. So it is measured wherever one block fits, at t
 more.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,13 @@ def measure(family: Family, plain: Path, packed: Path, kind: str, progress: Prog
     moved = answer(family, packed, chosen, dtype, progress)
     gaps, norms = (moved - exact).flatten(1).norm(dim=1), exact.flatten(1).norm(dim=1)
     errors = (gaps / norms.clamp_min(1e-12)).tolist()
+    for error, norm, sigma in zip(errors, norms.tolist(), SIGMAS, strict=True):
+        if not math.isfinite(error):
+            whose = packed if math.isfinite(norm) else plain
+            raise UserError(
+                f"the denoiser in {whose} answers NaN or infinity at sigma {sigma}: weights of it are damaged",
+                remedy=f"remove {packed}, then finetune quantize" if whose == packed else shards.FETCH,
+            )
     each = ", ".join(f"{error:.2%} at sigma {sigma}" for sigma, error in zip(SIGMAS, errors, strict=True))
     reason = f"{each}; inputs of {LATENT} x {LATENT} latents on {chosen.type}, {dtype}, block by block"
     return OutputError(value=max(errors), reason=reason)

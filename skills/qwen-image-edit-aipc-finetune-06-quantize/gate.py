@@ -176,7 +176,7 @@ def error_bounded(e: Quantization) -> Finding:
             "worst": max((round(record["worst"][0]["error"], 4) for record in records), default=None),
             "output": output,
         },
-        remedy=_keep(e.components),
+        remedy=_keep(e.components) or (REMEDY if faults and output is None else None),
         evidence=(EvidenceRef(path=EVIDENCE, locator="/data/components"),),
     )
 

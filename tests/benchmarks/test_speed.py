@@ -194,6 +194,14 @@ def test_a_rehearsal(call: Any, capsys: Any, tmp_path: Path, monkeypatch: Any) -
     assert "| card24 | 22.8 | cache |" in printed
 
 
+def test_a_plan_beyond_the_graphics_ceiling_is_an_error() -> None:
+    """Of 16 GiB with the ceiling raised it is 11.1, though host and device may fill 12.5 together."""
+    fits = {"phases": {"fit": {"peak_gib": 8.0, "reserve_gib": 3.0}}}
+    rehearse.within_ceiling("pc16-raised", fits)
+    with pytest.raises(RuntimeError, match=r"fit: 11\.20 GiB planned, the graphics may fill 11\.11"):
+        rehearse.within_ceiling("pc16-raised", {"phases": {"fit": {"peak_gib": 8.2, "reserve_gib": 3.0}}})
+
+
 def test_peaks_between_two_looks_are_seen(monkeypatch: Any) -> None:
     """The product sets the device's peak back at each step; what it was then counts."""
     peak = [7.0]

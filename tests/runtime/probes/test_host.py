@@ -161,6 +161,8 @@ def test_a_base_that_was_fetched_in_part(begun: Path, base_folder: Path) -> None
     (begun / "transformer" / "one.safetensors").unlink()
     nothing = base.measured("some/base", begun).components["transformer"]
     assert nothing.missing_gib == nothing.disk_gib == transformer.disk_gib
+    taken = base.measured("some/base", begun, whole=frozenset({"transformer"}))  # ready-made, by step 06
+    assert taken.components["transformer"].missing_gib == 0 and not taken.local  # others are yet to come
     assert nothing.parameters == pytest.approx(nothing.disk_gib * 2**29, rel=1e-3)
     _write(begun / "transformer" / INDEX, {"weight_map": {"a": "one.safetensors"}})
     assert base.measured("some/base", begun).components["transformer"] == PUBLISHED["transformer"]

@@ -43,9 +43,10 @@ def results(run: Any, linear: Any, given: Tensor) -> list[Tensor]:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("dtype", [torch.float32, BF16])
-@pytest.mark.parametrize("form", ["plain", "no bias", "bias trained", "not nested"])
+@pytest.mark.parametrize("form", ["plain", "square", "no bias", "bias trained", "not nested"])
 def test_compiled_it_gives_the_bits_of_bitsandbytes(form: str, dtype: torch.dtype) -> None:
-    linear = layer(WIDTH, HIDDEN, dtype=dtype, bias=form != "no bias", nested=form != "not nested")
+    height = WIDTH if form == "square" else HIDDEN
+    linear = layer(WIDTH, height, dtype=dtype, bias=form != "no bias", nested=form != "not nested")
     if form == "bias trained":
         linear.bias.requires_grad_()
     given = torch.randn(1, 5, WIDTH, dtype=dtype)

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from runtime import device
+from runtime.errors import UserError
 from runtime.families.qwen_image_edit import QwenImageEdit
 from runtime.memory.loading import Placement
 from runtime.progress import Progress
@@ -49,6 +50,24 @@ def test_as_with_all_of_it_in_memory(nano: Path, packed: Path) -> None:
     assert found.reason.startswith(
         f"{gaps[0]:.2%} at sigma 0.1, {gaps[1]:.2%} at sigma 0.5, {gaps[2]:.2%} at"
     )
+
+
+@pytest.mark.parametrize("damaged", ["plain", "packed"])
+def test_an_answer_that_is_not_finite_is_no_error_of_zero(
+    nano: Path, packed: Path, monkeypatch: pytest.MonkeyPatch, damaged: str
+) -> None:
+    """At the second of three sigmas, where a maximum would pass over it."""
+    bad = nano / "transformer" if damaged == "plain" else packed
+
+    def told(family: Any, folder: Path, *given: Any) -> Tensor:
+        made = torch.ones(3, 1, 2, 2)
+        made[1] = float("nan") if folder == bad else 1.0
+        return made
+
+    monkeypatch.setattr(output_error, "answer", told)
+    with pytest.raises(UserError, match=r"NaN or infinity at sigma 0\.5") as caught:
+        output_error.measure(FAMILY, nano / "transformer", packed, "cpu", QUIET)
+    assert str(bad) in str(caught.value)
 
 
 def test_low_middle_and_high_sigma_are_asked_in_one_pass(nano: Path, monkeypatch: pytest.MonkeyPatch) -> None:
