@@ -41,6 +41,17 @@ def test_a_heartbeat_every_ten_seconds_and_one_at_the_end(clock: Clock, capsys: 
     ]
 
 
+def test_the_end_is_told_once(clock: Clock, capsys: Any) -> None:
+    """Of a count in MiB, tensors that are smaller leave it as it is."""
+    shown = Progress()
+    shown.start("quantize", 2)
+    for done, name in ((1, "a"), (2, "b"), (2, "c"), (2, "d")):
+        shown.update(done, name)
+    shown.start("again", 2)
+    shown.update(2, "e")
+    assert [line.split()[2] for line in capsys.readouterr().err.splitlines()] == ["b", "e"]
+
+
 def test_slow_steps_are_told_each(clock: Clock, capsys: Any) -> None:
     run(clock, Progress(), 3, 60.0)
     assert capsys.readouterr().err.splitlines() == [

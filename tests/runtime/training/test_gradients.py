@@ -131,7 +131,24 @@ def test_a_backend_that_fails_costs_nothing_but_time(machine: Machine, fault: An
     assert not machine.recorder.recordings
 
 
-def test_what_a_failed_attempt_held_is_gone_before_the_step_is_computed(
+def test_what_is_recorded_was_computed_before(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recording gives back what was free of the computation's memory; the other way round both are held."""
+    events: list[str] = []
+
+    def noted(work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        events.append("recorded")
+        return work
+
+    compute = machine.compute
+    machine.recorder.compute = lambda asked, count: (events.append("computed"), compute(asked, count))[1]
+    machine.fault = noted
+    for value in (1.0, 2.0, 3.0):
+        assert machine.step(question(3, value)) == (3 * value, 3 * value)
+    # The last of the second step is its replay, which is all that the third one does.
+    assert events == ["computed", "computed", "recorded", "computed", "computed"]
+
+
+def test_what_a_failed_attempt_held_is_gone_before_the_next_step_is_computed(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An attempt that ran out of memory must not take the computation with it."""
@@ -152,9 +169,9 @@ def test_what_a_failed_attempt_held_is_gone_before_the_step_is_computed(
 
     machine.recorder.compute = watched
     machine.fault = out_of_memory
-    for value in (1.0, 2.0):
+    for value in (1.0, 2.0, 3.0):
         machine.step(question(3, value))
-    assert held and not any(alive)
+    assert len(held) == 1 and alive == [False] * 3, "the third is computed after the attempt"
 
 
 def test_a_step_that_is_not_finite_proves_nothing(machine: Machine) -> None:
