@@ -20,8 +20,8 @@ from typing import Any
 from runtime import files
 from runtime.errors import UserError
 from runtime.progress import Progress
-from runtime.quantize.hub import Repository, Stored, partial
-from runtime.quantize.made import LISTING, STATE
+from runtime.quantize.hub import Repository, Stored
+from runtime.quantize.made import LISTING, STATE, partial
 from runtime.quantize.meter import Meter
 from runtime.shards import WEIGHTS, Entry
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from runtime import files
 from runtime.errors import UserError
-from runtime.quantize.made import partial as partial
+from runtime.quantize.made import partial
 from runtime.quantize.meter import Meter
 from runtime.shards import Entry, entries_of
 
