@@ -53,8 +53,11 @@ def healthy(
     roundtrip = {
         "manifest_digest": document_digest(manifest["entries"]), "tolerance": 0.02,
         "samples": [
-            {"id": sample["id"], "embeds_error": 0.001, "latents_error": 0.002, "decoded_psnr_db": 28.5}
-            for sample in samples[:4]
+            {"id": sample["id"], "embeds_error": error, "embeds_rounding": rounding, "latents_error": 0.002,
+             "decoded_psnr_db": 28.5}
+            for sample, (error, rounding) in zip(
+                samples[:4], ((0.001, 0.0), (0.001, 0.001), (0.019, 0.001), (0.08, 0.083)), strict=True
+            )
         ],
     }  # fmt: skip
     _evidence(made, "07-cache-roundtrip", roundtrip)

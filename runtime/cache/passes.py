@@ -17,11 +17,10 @@ from runtime import device
 from runtime.cache import encode, roundtrip
 from runtime.cache.encode import Component, Encoded, Read
 from runtime.cache.key import Wanted
+from runtime.cache.roundtrip import Again
 from runtime.progress import Progress
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from runtime.cache.build import Job
     from runtime.families.base import Encoders
 
@@ -50,14 +49,14 @@ class Tally:
 def fill(job: "Job", todo: Sequence[Wanted], tally: Tally, progress: Progress) -> list[dict[str, Any]]:
     """Encode `todo` into entries; then, as evidence, how some of all that are in the cache differ when made again."""
     chosen = roundtrip.chosen(job)
-    embeds = _text_pass(job, todo, chosen, tally, progress)
-    return _picture_pass(job, todo, chosen, embeds, tally, progress)
+    again = _text_pass(job, todo, chosen, tally, progress)
+    return _picture_pass(job, todo, chosen, again, tally, progress)
 
 
 def _text_pass(
     job: "Job", todo: Sequence[Wanted], chosen: Sequence[Wanted], tally: Tally, progress: Progress
-) -> "dict[str, dict[str, Tensor]]":
-    """Leaves the embeddings of `todo` as parts; returns those of `chosen` by key, each made alone."""
+) -> dict[str, Again]:
+    """Leaves the embeddings of `todo` as parts; returns those of `chosen` made again, by key."""
     missing = [want for want in todo if not job.store.has_part(want)]
     if not missing and not chosen:
         return {}
@@ -68,14 +67,14 @@ def _text_pass(
             for note in encoded.notes:
                 progress.say(f"{want.id}: {note}")
         with tally.timed("evidence"):
-            return {w.key: encode.encode(job.family, encoders, job.config, [w])[0].tensors for w in chosen}
+            return {want.key: roundtrip.ask_again(job, encoders, want) for want in chosen}
 
 
 def _picture_pass(
     job: "Job",
     todo: Sequence[Wanted],
     chosen: Sequence[Wanted],
-    embeds: "Mapping[str, dict[str, Tensor]]",
+    again: Mapping[str, Again],
     tally: Tally,
     progress: Progress,
 ) -> list[dict[str, Any]]:
@@ -92,7 +91,7 @@ def _picture_pass(
         if chosen:
             progress.say("encoding a few again, and decoding them, as evidence")
         with tally.timed("evidence"):
-            return [roundtrip.compare(job, encoders, want, embeds[want.key]) for want in chosen]
+            return [roundtrip.compare(job, encoders, want, again[want.key]) for want in chosen]
 
 
 @contextlib.contextmanager

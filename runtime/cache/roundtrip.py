@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from runtime import files
@@ -18,7 +19,18 @@ if TYPE_CHECKING:
 
 NAME = "07-cache-roundtrip"
 SAMPLES = 4
-TOLERANCE = 0.02  # relative; kernels for batches and single samples differ in bf16 by less than a hundredth
+TOLERANCE = 0.02  # relative; more where the text encoder's own rounding is more, see Again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """Embeddings of one entry, made alone."""
+
+    embeds: "Mapping[str, Tensor]"
+    rounding: float
+    """How far each prompt's are from what they are when it is asked beside itself, relative: the same numbers by the
+    kernels of another shape. In bf16 a deep encoder can make of that more than any fixed tolerance. 0 where the cache
+    asks one at a time."""
 
 
 def is_stale(workspace: Workspace, store: Store) -> bool:
@@ -45,27 +57,36 @@ def measure(job: "Job", compared: Sequence[Mapping[str, Any]], manifest_digest: 
     recording.write(inputs={"files": _inputs(job.workspace, job.store)}, data=data)
 
 
-def compare(
-    job: "Job", encoders: "Encoders", want: Wanted, embeds: "Mapping[str, Tensor] | None" = None
-) -> dict[str, Any]:
+def ask_again(job: "Job", encoders: "Encoders", want: Wanted) -> Again:
+    """With the text encoder in memory."""
+    alone = encode.encode(job.family, encoders, job.config, [want])[0].tensors
+    embeds = {name: alone[name] for name in encode.texts(want.document)}
+    if job.config.cache.batch_size == 1:
+        return Again(embeds=embeds, rounding=0.0)
+    beside, _ = encode.encode(job.family, encoders, job.config, [want, want])
+    return Again(
+        embeds=embeds, rounding=max(_relative_error(embeds[name], beside.tensors[name]) for name in embeds)
+    )
+
+
+def compare(job: "Job", encoders: "Encoders", want: Wanted, again: Again) -> dict[str, Any]:
     """Relative errors of the stored tensors, and how near the decoded target is to its pixels.
 
-    `embeds`: made again before, where the text encoder is no longer in memory.
+    Of the encoders the VAE is enough: `again` was made while the text encoder was in memory.
     """
     assert want.target is not None
     stored = job.store.read(want.folder)
-    again = {**(embeds or {}), **encode.encode(job.family, encoders, job.config, [want])[0].tensors}
+    made = {**encode.encode(job.family, encoders, job.config, [want])[0].tensors, **again.embeds}
     latents = stored["target"][None].to(job.config.cache.devices.vae)
     decoded = job.family.decode(encoders.pipeline.vae, latents)[0].float().cpu()
     wished = encode.pixels(encode.fitted(want.target, job.config.data.processor.background))
     mse = float((decoded.clamp(-1, 1) - wished).square().mean())
-    texts = [name for name in stored if "embeds" in name]
+    errors = {name: _relative_error(stored[name], made[name]) for name in stored}
     return {
         "id": want.id,
-        "embeds_error": max(_relative_error(stored[name], again[name]) for name in texts),
-        "latents_error": max(
-            _relative_error(stored[name], again[name]) for name in stored if name not in texts
-        ),
+        "embeds_error": max(errors[name] for name in again.embeds),
+        "embeds_rounding": again.rounding,
+        "latents_error": max(error for name, error in errors.items() if name not in again.embeds),
         "decoded_psnr_db": 10 * math.log10(4 / max(mse, 1e-12)),
     }
 

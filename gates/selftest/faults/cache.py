@@ -159,6 +159,16 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     fault("embeddings that differ", {"cache/cache-roundtrip"}, _roundtrip(embeds_error=0.03)),
+    fault(
+        "embeddings further off than the encoder rounds",
+        {"cache/cache-roundtrip"},
+        _roundtrip(embeds_error=0.1, embeds_rounding=0.04),
+    ),
+    fault(
+        "an encoder that answers otherwise beside another prompt",
+        {"cache/cache-roundtrip"},
+        _roundtrip(embeds_error=0.2, embeds_rounding=0.2),
+    ),
     fault("latents that differ", {"cache/cache-roundtrip"}, _roundtrip(latents_error=0.5)),
     fault("pictures of noise", {"cache/cache-roundtrip"}, _roundtrip(decoded_psnr_db=7.0)),
     fault(
