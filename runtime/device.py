@@ -165,7 +165,7 @@ def synchronize(device: Device) -> None:
 
 
 def free_cached(device: Device) -> None:
-    """Give memory that nothing uses back to the system, after a phase's models are gone."""
+    """Give memory that nothing uses back to the system, after a phase's models are gone or have moved."""
     import gc
 
     gc.collect()
@@ -173,6 +173,16 @@ def free_cached(device: Device) -> None:
         import torch
 
         torch.accelerator.empty_cache()
+    _trim_heap()
+
+
+def _trim_heap() -> None:
+    """glibc keeps what was freed of tensors up to 32 MiB: of a 16 GiB PC's streamed blocks that was 1.4 GiB."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with contextlib.suppress(OSError, AttributeError):  # another libc, which has nothing to trim
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def compute_dtype(device: Device, mixed_precision: str) -> "torch.dtype":

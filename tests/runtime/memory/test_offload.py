@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from runtime import device as devices
 from runtime.config.model import Lora
 from runtime.device import Device
 from runtime.memory import hosting, offload
@@ -301,6 +303,22 @@ def test_host_memory_holds_no_second_copy() -> None:
     del frozen, remembered
     stream(model.blocks, LAYERS, CPU)
     assert len(old) > 200 and all(ref.expired() for ref in old)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a heap of another kind")
+def test_where_the_blocks_came_from_goes_back_to_the_system() -> None:
+    """Once a tensor of 30 MiB was freed, glibc puts smaller ones into its heap, where what lives on keeps the rest."""
+    where = devices.pick("cpu")
+    freed = torch.zeros(30 * 2**20, dtype=torch.uint8)
+    del freed
+    before = devices.memory(where).rss_gib
+    blocks, lives_on = [], []
+    for _ in range(16):
+        blocks.append(nn.Linear(2048, 2048).requires_grad_(False))  # 16 MiB
+        lives_on.append(bytearray(2**14))
+    moved = stream(blocks, len(blocks), where)
+    held = devices.memory(where).rss_gib - before
+    assert len(lives_on) == 16 and held == pytest.approx(moved.host_bytes / 2**30, rel=0.2)
 
 
 def test_closing_makes_the_blocks_resident_again(watch: Callable[[Streamed], Watched]) -> None:
