@@ -48,6 +48,7 @@ MODES: dict[str, dict[str, Any]] = {
     "cached modulation": {"train.cached_modulation": True},
     "streamed": {"train.streamed_blocks": 2},
     "compile": {"train.compile": True},
+    "compile, no checkpointing": {"train.compile": True, "train.gradient_checkpointing": False},
     "graphs": {"train.graphs": True},
     "compile, graphs": {"train.compile": True, "train.graphs": True},
     "all": {

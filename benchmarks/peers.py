@@ -40,6 +40,8 @@ EAGER = {"train.compile": False, "train.graphs": False, "train.cached_modulation
 MODES: dict[str, dict[str, Any]] = {
     "ours": {**COMPILED, "train.gradient_checkpointing": "selective"},
     "ours-graphs": {**COMPILED, "train.graphs": True, "train.gradient_checkpointing": "selective"},
+    "ours-fast": {**COMPILED, "train.gradient_checkpointing": False},
+    "ours-fast-graphs": {**COMPILED, "train.graphs": True, "train.gradient_checkpointing": False},
     "ours-lean": {**COMPILED, "train.gradient_checkpointing": True},
     "ours-lean-graphs": {**COMPILED, "train.graphs": True, "train.gradient_checkpointing": True},
     "ours-low": {**EAGER, "train.gradient_checkpointing": True},
@@ -59,8 +61,10 @@ class Row:
 LARGE, SMALL = Shape(size=(1024, 1024)), Shape(size=(384, 672))
 PLAIN_PEERS = ("musubi", "musubi-compiled", "diffusers")
 ROWS: dict[str, Row] = {
-    "bf16-1024": Row(shape=LARGE, quantize="none", ours=("ours",), peers=PLAIN_PEERS),
-    "bf16-384": Row(shape=SMALL, quantize="none", ours=("ours-graphs",), peers=PLAIN_PEERS),
+    "bf16-1024": Row(shape=LARGE, quantize="none", ours=("ours", "ours-fast"), peers=PLAIN_PEERS),
+    "bf16-384": Row(
+        shape=SMALL, quantize="none", ours=("ours-graphs", "ours-fast-graphs"), peers=PLAIN_PEERS
+    ),
     "nf4-1024": Row(
         shape=LARGE, quantize="nf4", ours=("ours-lean", "ours"), peers=("diffusers-nf4", "musubi-fp8")
     ),

@@ -121,21 +121,19 @@ def graphs(case: Case, choices: Mapping[str, Choice]) -> Choice:
 
 
 def gradient_checkpointing(case: Case, choices: Mapping[str, Choice]) -> Choice:
-    """The fastest that fits. A compiler keeps what it likes of blocks without, and nobody knows what that takes."""
+    """The fastest that fits. Compiled blocks are counted as eager ones, of which they keep four fifths."""
     every = Choice(value=True, reason="auto: least memory for a third more computing")
     if choices["train.streamed_blocks"].value:
         return replace(every, reason="auto: blocks are streamed, and go when they have computed")
-    mode: Literal["selective"] | bool = False
-    told = "nothing is computed twice"
-    if choices["train.compile"].value:
-        if keeps_no_attention(case):
-            return every
-        mode, told = "selective", "all but attention is computed twice"
-    spare = case.spare_gib(choices, "fit", checkpointing=mode)
-    if spare < 0:
-        written = str(mode).lower()
-        return replace(every, reason=f"auto: with {written} the fit would take {-spare:.1f} GiB too much")
-    return Choice(value=mode, reason=f"auto: {told}, and {spare:.1f} GiB stay free")
+    modes: dict[Literal["selective"] | bool, str] = {False: "nothing is computed twice"}
+    if choices["train.compile"].value and not keeps_no_attention(case):
+        modes["selective"] = "all but attention is computed twice"  # eager it gains nothing
+    for mode, told in modes.items():
+        spare = case.spare_gib(choices, "fit", checkpointing=mode)
+        if spare >= 0:
+            return Choice(value=mode, reason=f"auto: {told}, and {spare:.1f} GiB stay free")
+    written = str(mode).lower()
+    return replace(every, reason=f"auto: with {written} the fit would take {-spare:.1f} GiB too much")
 
 
 def encoded_at_once(case: Case, choices: Mapping[str, Choice]) -> Choice:

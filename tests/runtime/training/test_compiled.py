@@ -65,6 +65,7 @@ def limits() -> list[int]:
     "more",
     [
         {},
+        {"train.gradient_checkpointing": False},
         pytest.param(
             {
                 "train.gradient_checkpointing": "selective",
@@ -74,7 +75,7 @@ def limits() -> list[int]:
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["every block", "selective, table, NF4"],
+    ids=["every block", "no checkpointing", "selective, table, NF4"],
 )
 def test_a_compiled_fit_learns_the_same_and_is_compiled_a_few_times(
     varied: Any, traced: None, more: dict[str, Any]
