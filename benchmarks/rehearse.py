@@ -97,7 +97,10 @@ def rehearse(wish: argparse.Namespace, root: Path) -> int:
             if name == wish.machines[0]:
                 for words in BEFORE:
                     command(workspace, *words)
-                if loaded.config.model.quantize != "none":
+                model = loaded.config.model
+                if {model.quantize, model.quantize_text_encoder} == {"none"}:
+                    judge(workspace, "skip", "06", "--reason", "nothing is to be quantized")
+                else:
                     told(report, workspace, name, ["quantize"], {})
             plan = json.loads(command(workspace, "plan", "--json"))
             within_ceiling(name, plan)
@@ -194,11 +197,14 @@ def command(workspace: Workspace, *words: str) -> str:
     return subprocess.run(line, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout
 
 
+def judge(workspace: Workspace, *words: str) -> str:
+    line = [sys.executable, "-m", "gates", *words, "--workspace", str(workspace.root)]
+    return subprocess.run(line, stdout=subprocess.PIPE, encoding="utf-8", check=False).stdout
+
+
 def verdict(workspace: Workspace, number: str) -> str:
     """PASS, or the checks that failed."""
-    line = [sys.executable, "-m", "gates", "check", number, "--json", "--workspace", str(workspace.root)]
-    done = subprocess.run(line, stdout=subprocess.PIPE, encoding="utf-8", check=False)
-    document = json.loads(done.stdout)
+    document = json.loads(judge(workspace, "check", number, "--json"))
     failed = [check["id"] for check in document["checks"] if check["status"] == "fail"]
     return document["verdict"] + (f": {', '.join(failed)}" if failed else "")
 
