@@ -11,12 +11,13 @@ parameters left out; `share` is compiled / eager.
 import argparse
 import functools
 import json
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from adapter_dtype import make, question
-from torch import Tensor
+from torch import Tensor, nn
 
 from runtime import device as devices
 from runtime.config.model import Lora
@@ -26,6 +27,7 @@ from runtime.training import trainables
 
 TRACED = functools.partial(torch.compile, backend="aot_eager_decomp_partition")
 HEAD = 128  # the published width of one
+Run = Callable[..., Any]
 
 
 def main() -> None:
@@ -45,39 +47,41 @@ def main() -> None:
 
 
 def one_block(heads: int, quantized: str, size: tuple[int, int], *, compiled: bool) -> float:
-    """MiB: what a denoiser of two blocks keeps more than one of one."""
-    shape = {"num_attention_heads": heads, "attention_head_dim": HEAD, "joint_attention_dim": 2 * HEAD}
-    one, two = (whole(shape, layers, quantized, size, compiled) for layers in (1, 2))
-    return (two - one) / 2**20
-
-
-def whole(shape: dict[str, Any], layers: int, quantized: str, size: tuple[int, int], compiled: bool) -> int:
+    """MiB."""
     where = devices.pick("cpu")
-    denoiser = make(where, layers, quantized, shape)
+    shape = {"num_attention_heads": heads, "attention_head_dim": HEAD, "joint_attention_dim": 2 * HEAD}
+    denoiser = make(where, 1, quantized, shape)
     trainables.add_adapter(denoiser, Lora(r=16, lora_alpha=16, target_modules="attention"), seed=1)
-    with patch.object(torch, "compile", TRACED if compiled else torch.compile):
+    run: Run = checkpointing._plain
+    with patch.object(torch, "compile", TRACED):
         if compiled:
             torch._dynamo.reset()
             rotary.make_real(denoiser)
-        checkpointing.apply(denoiser, False, "transformer_blocks", dropout=False, compiled=compiled)
-        return kept_bytes(denoiser, question(where, denoiser, size))
+            checkpointing.apply(denoiser, False, "transformer_blocks", dropout=False, compiled=True)
+            run = denoiser._gradient_checkpointing_func
+        kept = Kept(denoiser, run)
+        denoiser.enable_gradient_checkpointing(kept)
+        denoiser(**question(where, denoiser, size))
+    return sum(kept.sizes.values()) / 2**20
 
 
-def kept_bytes(denoiser: Any, asked: dict[str, Any]) -> int:
-    """Of tensors saved for the backward pass, each memory once, that of parameters and buffers not at all."""
-    own = {t.untyped_storage().data_ptr() for t in (*denoiser.parameters(), *denoiser.buffers())}
-    kept: dict[int, int] = {}
+class Kept:
+    """Runs blocks by `run` and counts what autograd saves of them, each memory once, that of parameters not at all."""
 
-    def saved(tensor: Tensor) -> Tensor:
+    def __init__(self, denoiser: nn.Module, run: Run) -> None:
+        self.run = run
+        self.own = {t.untyped_storage().data_ptr() for t in (*denoiser.parameters(), *denoiser.buffers())}
+        self.sizes: dict[int, int] = {}
+
+    def __call__(self, *given: Any) -> Any:
+        with torch.autograd.graph.saved_tensors_hooks(self.saved, lambda tensor: tensor):
+            return self.run(*given)
+
+    def saved(self, tensor: Tensor) -> Tensor:
         memory = tensor.untyped_storage()
-        if memory.data_ptr() not in own:
-            kept[memory.data_ptr()] = memory.nbytes()
+        if memory.data_ptr() not in self.own:
+            self.sizes[memory.data_ptr()] = memory.nbytes()
         return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(saved, lambda tensor: tensor):
-        (velocity,) = denoiser(**asked)
-    torch.autograd.backward(velocity.float().square().mean())
-    return sum(kept.values())
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def synchronize(device: Device) -> None:
 
 
 def free_cached(device: Device) -> None:
-    """Give memory that nothing uses back to the system, after a phase's models are gone or have moved."""
+    """Give memory that nothing uses back to the system, after a phase's models are gone."""
     import gc
 
     gc.collect()
@@ -173,11 +173,14 @@ def free_cached(device: Device) -> None:
         import torch
 
         torch.accelerator.empty_cache()
-    _trim_heap()
 
 
-def _trim_heap() -> None:
-    """glibc keeps what was freed of tensors up to 32 MiB: of a 16 GiB PC's streamed blocks that was 1.4 GiB."""
+def trim_heap() -> None:
+    """Give memory of the host that was freed back to the system, after many tensors of some MiB have gone.
+
+    glibc keeps those up to 32 MiB for itself: of the blocks that a 16 GiB PC streams that was 1.4 GiB. What
+    is needed again has to be asked for anew, which takes time: not for memory that comes and goes.
+    """
     if sys.platform == "linux":
         import ctypes
 

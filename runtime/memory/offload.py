@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from runtime.device import Device, free_cached
+from runtime.device import Device, trim_heap
 from runtime.memory import hosting, spans
 from runtime.memory.feed import Copy, Feed, host_memory
 from runtime.memory.hosting import Item
@@ -195,7 +195,7 @@ def stream(blocks: Sequence[nn.Module], count: int, where: Device) -> Streamed:
             _bring_the_rest(module, where)
             moved.append(Block(module=module, buffer=buffer, items=hosting.move(module, buffer)))
     if moved:
-        free_cached(where)  # where they came from
+        trim_heap()  # of where they came from
     return Streamed(moved, Feed(where), next(filter(None, notes), ""))
 
 
