@@ -2,10 +2,9 @@
 
 import gc
 import json
-import multiprocessing
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -304,75 +303,6 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, nano: Path) -> Path:
 def lab(tmp_path: Path, prepared: Path) -> Lab:
     shutil.copytree(prepared, tmp_path / "lab")
     return Lab(Workspace(tmp_path / "lab"))
-
-
-# What each process of `started` would import for itself, for longer than it runs; pytest is this one's main module.
-IMPORTED = ("pytest", "runtime.training.loop", "runtime.commands.fit", "runtime.commands.cache")
-IMPORTED += ("runtime.families.qwen_image_edit",)
-COMMAND = """
-import os, sys
-for stream, path in ((1, out), (2, err)):
-    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-from runtime.cli import main
-sys.exit(main(words))
-"""
-
-
-class Started:
-    """`finetune` in a process of its own, with what tests use of `subprocess.Popen`; what it says is in files."""
-
-    def __init__(self, words: tuple[str, ...], out: Path, err: Path) -> None:
-        forks = "forkserver" in multiprocessing.get_all_start_methods()
-        context: Any = multiprocessing.get_context("forkserver" if forks else "spawn")
-        if forks:
-            context.set_forkserver_preload(list(IMPORTED))
-        self.args, self.out, self.err = words, out, err
-        given = {"words": list(words), "out": str(out), "err": str(err)}
-        self.process = context.Process(target=exec, args=(COMMAND, given))
-        self.process.start()
-
-    def __enter__(self) -> "Started":
-        return self
-
-    def __exit__(self, *given: Any) -> None:
-        self.process.join()
-
-    @property
-    def returncode(self) -> int | None:
-        code: int | None = self.process.exitcode
-        return code
-
-    def poll(self) -> int | None:
-        return self.returncode
-
-    def kill(self) -> None:
-        self.process.kill()
-
-    def send_signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
-
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """What it said, once it has ended."""
-        self.process.join(timeout)
-        assert self.returncode is not None, f"{self.args} has not ended within {timeout} s"
-        out, err = (path.read_text(encoding="utf-8") for path in (self.out, self.err))
-        return out, err
-
-
-@pytest.fixture
-def started(tmp_path: Path) -> Iterator[Callable[..., Started]]:
-    """Starts `finetune`: a process with a pid, signals and an end of its own, forked from one that has imported."""
-    made: list[Started] = []
-
-    def start(*words: str, out: Path | None = None, err: Path | None = None) -> Started:
-        stem = tmp_path / f"started-{len(made)}"
-        made.append(Started(words, out or stem.with_suffix(".out"), err or stem.with_suffix(".err")))
-        return made[-1]
-
-    yield start
-    for one in made:
-        one.kill()
-        one.process.join()
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,8 @@
 import json
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from runtime.progress import Progress
 from runtime.training import checkpoints, loop
 from runtime.training.ema import STATE as AVERAGE
 from runtime.training.trainables import WEIGHTS
+
+FIT = [sys.executable, "-m", "runtime", "fit", "--workspace"]
 
 
 class StopError(Exception):
@@ -225,15 +229,15 @@ def test_a_second_signal_does_not_wait(lab: Any, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_killed_at_step_7_of_20_and_resumed(lab: Any, started: Any) -> None:
+def test_killed_at_step_7_of_20_and_resumed(lab: Any) -> None:
     """SIGKILL runs no handler: what counts is what lay on the disk at that moment."""
     changes = {"train.max_train_steps": 20, "train.checkpointing_steps": 5, **COSINE}
     whole = lab.fit(changes)
     run = lab.project / "v1"
-    with started("fit", "--workspace", str(lab.root)) as process:
+    with subprocess.Popen([*FIT, str(lab.root)], stderr=subprocess.PIPE) as process:
         deadline = time.monotonic() + 120
         while len(files.read_json_lines(run / "metrics.jsonl")) < 7:
-            assert process.poll() is None, process.communicate()
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
             assert time.monotonic() < deadline
             time.sleep(0.002)
         process.kill()
@@ -241,9 +245,7 @@ def test_killed_at_step_7_of_20_and_resumed(lab: Any, started: Any) -> None:
     assert len(files.read_json_lines(run / "metrics.jsonl")) < 20
     kept = checkpoints.read_state(checkpoints.lasts(run)[-1])["step"]
     assert kept >= 5
-    resumed = started("fit", "--resume", "latest", "--workspace", str(lab.root))
-    told = resumed.communicate(timeout=120)
-    assert resumed.returncode == 0, told
+    subprocess.run([*FIT, str(lab.root), "--resume", "latest"], check=True, capture_output=True)
     document = files.read_json(lab.project / "v2" / "run.json")
     assert (document["state"], document["resumed_from"]["step"]) == ("completed", kept)
     assert same(lab.adapter(whole.path), lab.adapter(lab.project / "v2"))
@@ -323,17 +325,6 @@ def test_what_can_not_be_resumed(lab: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert {path.name for path in lab.project.iterdir()} == {run.name, part.name}
 
 
-@pytest.fixture(scope="module")
-def broken_off(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project of a run that broke off before step 3; tests take copies."""
-    root = tmp_path_factory.mktemp("broken-off") / "lab"
-    shutil.copytree(prepared, root)
-    made = Lab(Workspace(root))
-    with pytest.MonkeyPatch.context() as patch:
-        fit_until(made, patch, 2, {})
-    return made.project
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -373,9 +364,9 @@ def broken_off(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     ],
 )
 def test_a_resume_of_another_training_is_refused_by_name(
-    lab: Any, broken_off: Path, change: dict[str, Any], named: str
+    lab: Any, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], named: str
 ) -> None:
-    shutil.copytree(broken_off, lab.project)
+    fit_until(lab, monkeypatch, 2, {})
     with pytest.raises(ResumeError) as caught:
         lab.launch(change, resume="latest")
     assert named in caught.value.message
