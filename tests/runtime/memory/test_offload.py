@@ -3,6 +3,8 @@
 import copy
 import functools
 import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +15,6 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from runtime import device as devices
 from runtime.config.model import Lora
 from runtime.device import Device
 from runtime.memory import hosting, offload
@@ -305,20 +306,35 @@ def test_host_memory_holds_no_second_copy() -> None:
     assert len(old) > 200 and all(ref.expired() for ref in old)
 
 
+HEAP = """
+import torch
+from torch import nn
+from runtime import device as devices
+from runtime.memory.offload import stream
+
+where = devices.pick("cpu")
+freed = torch.zeros(30 * 2**20, dtype=torch.uint8)
+del freed
+before = devices.memory(where).rss_gib
+blocks, lives_on = [], []
+for _ in range(16):
+    blocks.append(nn.Linear(2048, 2048).requires_grad_(False))  # 16 MiB
+    lives_on.append(bytearray(2**14))
+moved = stream(blocks, len(blocks), where)
+print((devices.memory(where).rss_gib - before) * 2**30 / moved.host_bytes)
+"""
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a heap of another kind")
 def test_where_the_blocks_came_from_goes_back_to_the_system() -> None:
-    """Once a tensor of 30 MiB was freed, glibc puts smaller ones into its heap, where what lives on keeps the rest."""
-    where = devices.pick("cpu")
-    freed = torch.zeros(30 * 2**20, dtype=torch.uint8)
-    del freed
-    before = devices.memory(where).rss_gib
-    blocks, lives_on = [], []
-    for _ in range(16):
-        blocks.append(nn.Linear(2048, 2048).requires_grad_(False))  # 16 MiB
-        lives_on.append(bytearray(2**14))
-    moved = stream(blocks, len(blocks), where)
-    held = devices.memory(where).rss_gib - before
-    assert len(lives_on) == 16 and held == pytest.approx(moved.host_bytes / 2**30, rel=0.2)
+    """Once a tensor of 30 MiB was freed, glibc puts smaller ones into its heap, where what lives on keeps the rest.
+
+    In a process of its own: a heap that other tests have used holds room of theirs.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", HEAP], check=True, capture_output=True, text=True, timeout=120
+    )
+    assert float(done.stdout) == pytest.approx(1.0, abs=0.2), "1.95 where the heap is not trimmed"
 
 
 def test_closing_makes_the_blocks_resident_again(watch: Callable[[Streamed], Watched]) -> None:
