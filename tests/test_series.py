@@ -26,7 +26,7 @@ from PIL import Image
 
 from gates.cli import main as gate
 from runtime.cli import main as finetune
-from runtime.demo.series import BASE, DATA
+from runtime.demo.series import DATA
 
 SAME_MAX = 2  # a command may have to be run again for the same check, never a third time
 STEPS, INTERVAL = 24, 8  # long enough to learn at this rate, and to be killed between two checkpoints
@@ -53,6 +53,7 @@ class Walker:
     """Does what `gate next` says, and nothing else; what only a person knows is filled in."""
 
     root: Path
+    base: Path
     edits: Mapping[str, Edit] = field(default_factory=dict)
     """check to what its remedy asks to be edited"""
     evidence: Mapping[str, bytes] = field(default_factory=dict)
@@ -80,7 +81,7 @@ class Walker:
             place.write_bytes(self.evidence[command])
             return
         words = shlex.split(
-            command.replace("MODEL", BASE.as_posix()).replace("FOLDER", str(self.root / "dataset"))
+            command.replace("MODEL", self.base.as_posix()).replace("FOLDER", str(self.root / "dataset"))
         )
         main = {"finetune": finetune, "gate": gate}[words[0]]
         extra = ["--device", "cpu"] if words[1] == "init" else []
@@ -131,11 +132,11 @@ def verdicts_of(root: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Walker:
+def finished(tmp_path_factory: pytest.TempPathFactory, nano: Path) -> Walker:
     """Walked from an empty folder, with a kill on the way. To be copied, never changed."""
     root = tmp_path_factory.mktemp("series") / "finished"
     root.mkdir()
-    walker = Walker(root=root)
+    walker = Walker(root=root, base=nano)
     assert walker.next()["command"].startswith("finetune init")
     shutil.copytree(DATA, root / "dataset")
     walker.walk(until="finetune plan")
@@ -465,7 +466,7 @@ def test_gate_next_leads_back_from(name: str, finished: Walker, tmp_path: Path) 
         command: evidence_path(finished.root, made).read_bytes() for command, made in REMEMBERED.items()
     }
     state.spoil(root)
-    walker = Walker(root=root, edits=state.edits, evidence=evidence)
+    walker = Walker(root=root, base=finished.base, edits=state.edits, evidence=evidence)
     walker.walk()
     assert set(state.passes_through) <= set(walker.typed), walker.typed
     assert [v["verdict"] for v in verdicts_of(root)] == ["PASS"] * 8

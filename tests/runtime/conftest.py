@@ -14,7 +14,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from runtime import demo, files
+from runtime import files
 from runtime.config import load
 from runtime.config.load import Loaded
 from runtime.progress import Progress
@@ -158,7 +158,6 @@ def workspace(tmp_path: Path, make_model: MakeModel, make_dataset: MakeDataset) 
     return made
 
 
-BASE = Path(demo.__file__).parent / "base"
 SCHEMAS = Path(__file__).parents[2] / "schemas"
 # Quick, and nothing at a value that would hide a fault: alpha is not r, dropouts are on where a test says so.
 RECIPE: dict[str, Any] = {
@@ -241,28 +240,6 @@ class Lab:
         from runtime.training import checkpoints
 
         return load_file(checkpoints.lasts(run)[-1] / "model.safetensors")
-
-
-@pytest.fixture(scope="session")
-def nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded base with the first two blocks of its denoiser: a step takes a few milliseconds."""
-    from safetensors.torch import load_file, save_file
-
-    root = tmp_path_factory.mktemp("nano") / "base"
-    shutil.copytree(BASE, root)
-    config = json.loads((root / "transformer" / "config.json").read_text(encoding="utf-8"))
-    (root / "transformer" / "config.json").write_text(
-        json.dumps({**config, "num_layers": 2}), encoding="utf-8"
-    )
-    weights = root / "transformer" / "diffusion_pytorch_model.safetensors"
-    tensors = {name: tensor.clone() for name, tensor in load_file(weights).items()}
-    kept = ("transformer_blocks.0.", "transformer_blocks.1.")
-    save_file(
-        {n: t for n, t in tensors.items() if not n.startswith("transformer_blocks.") or n.startswith(kept)},
-        weights,
-        metadata={"format": "pt"},
-    )
-    return root
 
 
 @pytest.fixture(scope="session")

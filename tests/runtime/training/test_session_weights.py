@@ -1,5 +1,6 @@
 """Runs that start from an adapter, or on other weights of the denoiser: recorded, resumed, refused."""
 
+import functools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -201,42 +202,52 @@ def pack(lab: Any, arguments: tuple[str, ...] | None) -> None:
     assert done.exit_code == 0, done.output
 
 
-@pytest.mark.parametrize("older", [False, True])
+def without_nf4(read: Any, path: Path) -> dict[str, Any]:
+    """The state as an earlier version wrote it."""
+    state: dict[str, Any] = read(path)
+    del state["fingerprint"][OWN_NF4]
+    return state
+
+
 @pytest.mark.parametrize(
-    ("then", "now", "told"),
+    ("then", "later"),
     [
-        (FIRST, FIRST, None),
-        (NOTHING, NOTHING, None),
-        (FIRST, SECOND, r"\w{64} then, \w{64} now"),
-        (FIRST, NOTHING, r"\w{64} then, None now"),
-        (NOTHING, SECOND, r"(None|\w{64}) then, \w{64} now"),
-        (FIRST, None, r"\w{64} then, None now"),
-        (None, FIRST, r"None then, \w{64} now"),
-        (None, NOTHING, None),
-        (NOTHING, MADE, r"(None|\w{64}) then, \w{64} now"),
+        (
+            FIRST,
+            [
+                (SECOND, r"\w{64} then, \w{64} now"),
+                (NOTHING, r"\w{64} then, None now"),
+                (None, r"\w{64} then, None now"),
+                (FIRST, None),
+            ],
+        ),
+        (
+            NOTHING,
+            [
+                (MADE, r"(None|\w{64}) then, \w{64} now"),
+                (SECOND, r"(None|\w{64}) then, \w{64} now"),
+                (NOTHING, None),
+            ],
+        ),
+        (None, [(FIRST, r"None then, \w{64} now"), (NOTHING, None)]),
     ],
 )
 def test_a_resume_refuses_other_nf4_weights(
-    lab: Any, monkeypatch: pytest.MonkeyPatch, then: Any, now: Any, told: str | None, older: bool
+    lab: Any, monkeypatch: pytest.MonkeyPatch, then: Any, later: list[tuple[Any, str | None]]
 ) -> None:
     """What step 06 was told to keep is in no key; a checkpoint of before that was looked at has the run's record."""
     pack(lab, then)
     interrupted(lab, NF4, at=3)
-    pack(lab, now)
     read = checkpoints.read_state
-
-    def older_state(path: Path) -> dict[str, Any]:
-        state = read(path)
-        del state["fingerprint"][OWN_NF4]
-        return state
-
-    if older:
-        monkeypatch.setattr(checkpoints, "read_state", older_state)
-    if told is None:
-        assert lab.launch(NF4, resume="latest").state["step"] == 3
-        return
-    with pytest.raises(ResumeError, match=f"--keep or --made: {told}$"):
-        lab.launch(NF4, resume="latest")
+    for now, told in later:
+        pack(lab, now)
+        for state in (read, functools.partial(without_nf4, read)):
+            monkeypatch.setattr(checkpoints, "read_state", state)
+            if told is None:
+                assert lab.launch(NF4, resume="latest").state["step"] == 3
+            else:
+                with pytest.raises(ResumeError, match=f"--keep or --made: {told}$"):
+                    lab.launch(NF4, resume="latest")
 
 
 def test_validation_paints_with_the_same_weights(other: Any, nano: Path) -> None:
