@@ -12,7 +12,7 @@ from runtime import demo
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
-TOGETHER = ("tests/test_series.py",)  # what they share takes more than a minute to make
+TOGETHER = ("tests/test_series.py", "tests/skills/test_wine.py")  # what they share takes long to make
 
 
 @pytest.hookimpl(optionalhook=True)

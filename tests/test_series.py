@@ -160,6 +160,21 @@ def test_gate_next_alone_leads_from_an_empty_folder_to_eight_pass(finished: Walk
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_what_the_children_of_the_probes_measured_here(finished: Walker) -> None:
+    """Each in a process of its own, for the CPU: quantizing, compiling, and one step of training beside itself."""
+    quantizer = evidence_of(finished.root, "03-environment")["data"]["quantizer"]
+    assert (quantizer["status"], quantizer["quantize_error"]) == ("ok", None)
+    assert quantizer["dequantize_error"] == pytest.approx(0.092, abs=0.005)
+    adapted = evidence_of(finished.root, "05-adaptation")["data"]
+    compiled = next(probe for probe in adapted["probes"] if probe["name"] == "compile")
+    assert compiled["status"] == "ok" and compiled["error"] < 1e-5
+    (record,) = adapted["step_parity"]
+    assert record["status"] == "ok", record["reason"]
+    assert record["loss_error"] == record["gradient_error"] == record["update_error"] == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_windows_takes_every_name_in_a_workspace(finished: Walker) -> None:
     path = Path(__file__).with_name("test_windows.py")
     spec = importlib.util.spec_from_file_location("names_of_windows", path)

@@ -27,14 +27,6 @@ def test_the_cpu_passes(name: str, dtype: torch.dtype) -> None:
     assert measured.error <= measured.tolerance / 2, "a healthy device is far from the limit"
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"):
-        monkeypatch.setenv(name, "1")  # restored afterwards
-    assert run("compile").error < 1e-5
-
-
 def _without_mask(*args: Any, attn_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
     return SDPA(*args, **kwargs)
 

@@ -130,11 +130,3 @@ def test_a_reference_that_dies_is_told_too() -> None:
         lambda orders: answered(orders, tensors()), lambda orders: outcome("failed", "MemoryError")
     )[0]
     assert (first["status"], first["reason"]) == ("failed", "the CPU's step ended: MemoryError")
-
-
-@pytest.mark.slow
-def test_two_real_processes() -> None:
-    """The CPU beside itself: the same numbers in two processes, with and without recomputing."""
-    (record,) = parity.compare_steps({**SETTING, "device": "cpu", "precision": "no"})
-    assert record["status"] == "ok", record["reason"]
-    assert record["loss_error"] == record["gradient_error"] == record["update_error"] == 0.0

@@ -71,13 +71,6 @@ def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_the_quantizer_works_on_the_cpu() -> None:
-    found = environment.quantizer("cpu")
-    assert (found["status"], found["quantize_error"]) == ("ok", None)
-    assert found["dequantize_error"] == pytest.approx(0.092, abs=0.005)
-
-
-@pytest.mark.slow
 def test_the_quantizer_on_a_device_that_is_not_there() -> None:
     found = environment.quantizer("xpu")
     if found["status"] == "ok":
