@@ -12,6 +12,7 @@ from runtime import demo
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
+BASE = Path(demo.__file__).parent / "base"
 TOGETHER = ("tests/test_series.py", "tests/skills/test_wine.py")  # what they share takes long to make
 
 
@@ -25,9 +26,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadScopeSc
             return next((file for file in TOGETHER if nodeid.startswith(file)), nodeid)
 
     return Scheduling(config, log)
-
-
-BASE = Path(demo.__file__).parent / "base"
 
 
 @pytest.fixture(scope="session")

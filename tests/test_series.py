@@ -161,7 +161,8 @@ def test_gate_next_alone_leads_from_an_empty_folder_to_eight_pass(finished: Walk
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_the_children_of_the_probes_measured_here(finished: Walker) -> None:
-    """Each in a process of its own, for the CPU: quantizing, compiling, and one step of training beside itself."""
+    """Each in a process of its own, for the CPU: quantizing, compiling, and one step of training in two, with and
+    without recomputing."""
     quantizer = evidence_of(finished.root, "03-environment")["data"]["quantizer"]
     assert (quantizer["status"], quantizer["quantize_error"]) == ("ok", None)
     assert quantizer["dequantize_error"] == pytest.approx(0.092, abs=0.005)
@@ -170,6 +171,7 @@ def test_what_the_children_of_the_probes_measured_here(finished: Walker) -> None
     assert compiled["status"] == "ok" and compiled["error"] < 1e-5
     (record,) = adapted["step_parity"]
     assert record["status"] == "ok", record["reason"]
+    assert (record["compute"], record["masked"], record["checkpointing"]) == ("float32", True, True)
     assert record["loss_error"] == record["gradient_error"] == record["update_error"] == 0.0
 
 

@@ -94,7 +94,7 @@ SYNTAX = [
     ("a: &x 1\nb: *x", "aliases"),
     ("a: &x [*x]", "aliases"),
     ("<<: {a: 1}", "read as merge"),
-    ("[" * 500, "nested too deeply"),
+    ("[" * 1500, "nested too deeply"),
     ("", "expected a mapping"),
     ("- 1", "expected a mapping"),
     ("a: 1\n---\nb: 2", "line"),
