@@ -178,8 +178,8 @@ def stream(blocks: Sequence[nn.Module], count: int, where: Device) -> Streamed:
     """Keep the frozen tensors of `count` of `blocks` in host memory from now on; they may lie anywhere.
 
     Call it when the adapter is in and before its optimizer is made: what is trained, and buffers, come to the
-    device. Names of parameters stay; those of a block that is not in use are on the cpu. Host memory holds at most
-    `spans.LARGEST` bytes of the blocks twice, while they move.
+    device. Names of parameters stay; those of a block that is not in use are on the cpu. Host memory holds those of
+    one allocation twice while they move (`spans.runs`), at most `spans.LARGEST` bytes.
     """
     chosen = [blocks[index] for index in picked(len(blocks), count)]
     sizes = [hosting.frozen_bytes(block) for block in chosen]
@@ -194,7 +194,6 @@ def stream(blocks: Sequence[nn.Module], count: int, where: Device) -> Streamed:
         ):
             _bring_the_rest(module, where)
             moved.append(Block(module=module, buffer=buffer, items=hosting.move(module, buffer)))
-    if moved:
         trim_heap()  # of where they came from
     return Streamed(moved, Feed(where), next(filter(None, notes), ""))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-LARGEST = 2 * 2**30  # bytes of one allocation: what is held twice while blocks move into pinned memory
+LARGEST = 2 * 2**30  # bytes of one allocation, at most: so much is held twice while its blocks move into it
 
 
 def picked(total: int, count: int) -> tuple[int, ...]:
@@ -34,7 +34,8 @@ def host_bytes(sizes: Sequence[int]) -> int:
 def runs(sizes: Sequence[int]) -> list[int]:
     """How many blocks, in order, share each allocation of host memory.
 
-    torch rounds a pinned allocation up to a power of two: a published block of 0.63 GiB alone would take 1 GiB.
+    torch rounds a pinned allocation up to a power of two: a published block of 0.63 GiB alone would take 1 GiB. Of
+    numbers that waste as little the least, for what shares an allocation is held twice at once.
     """
     found: list[int] = []
     while (first := sum(found)) < len(sizes):
@@ -44,7 +45,7 @@ def runs(sizes: Sequence[int]) -> list[int]:
             if count > 1 and size > LARGEST:
                 break
             waste = rounded(size) / max(size, 1)  # a block that is all trained has nothing to stream
-            if waste <= least:
+            if waste < least:
                 best, least = count, waste
         found.append(best)
     return found

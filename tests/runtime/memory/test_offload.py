@@ -310,18 +310,29 @@ HEAP = """
 import torch
 from torch import nn
 from runtime import device as devices
+from runtime.memory import hosting
 from runtime.memory.offload import stream
 
-where = devices.pick("cpu")
+def look():
+    seen.append(devices.memory(where).rss_gib * 2**30)
+
+def move(block, buffer):
+    items = plain(block, buffer)
+    look()
+    return items
+
+where, seen = devices.pick("cpu"), []
 freed = torch.zeros(30 * 2**20, dtype=torch.uint8)
 del freed
-before = devices.memory(where).rss_gib
+look()
 blocks, lives_on = [], []
 for _ in range(16):
-    blocks.append(nn.Linear(2048, 2048).requires_grad_(False))  # 16 MiB
+    blocks.append(nn.Linear(2048, 2048, bias=False).requires_grad_(False))  # 16 MiB
     lives_on.append(bytearray(2**14))
+plain, hosting.move = hosting.move, move
 moved = stream(blocks, len(blocks), where)
-print((devices.memory(where).rss_gib - before) * 2**30 / moved.host_bytes)
+look()
+print(*((found - seen[0]) / moved.host_bytes for found in (seen[-1], max(seen))))
 """
 
 
@@ -334,7 +345,9 @@ def test_where_the_blocks_came_from_goes_back_to_the_system() -> None:
     done = subprocess.run(
         [sys.executable, "-c", HEAP], check=True, capture_output=True, text=True, timeout=120
     )
-    assert float(done.stdout) == pytest.approx(1.0, abs=0.2), "1.95 where the heap is not trimmed"
+    stays, peak = map(float, done.stdout.split())
+    assert stays == pytest.approx(1.0, abs=0.2), "1.8 to 1.95 where the heap is not trimmed"
+    assert peak == pytest.approx(1.0, abs=0.2), "1.5 where it is trimmed once, after the last block"
 
 
 def test_closing_makes_the_blocks_resident_again(watch: Callable[[Streamed], Watched]) -> None:
@@ -376,10 +389,10 @@ BF16, NF4 = 680_500_000, 177_500_000  # about a published block
         ([], []),
         ([BF16], [1]),
         ([BF16] * 7, [3, 3, 1]),
-        ([NF4] * 14, [12, 2]),
+        ([NF4] * 14, [3, 3, 3, 3, 1, 1]),
         ([3 * GIB] * 2, [1, 1]),
-        ([256] * 8, [8]),
-        ([0, 0], [2]),
+        ([256] * 8, [1] * 8),
+        ([0, 0], [1, 1]),
     ],
 )
 def test_blocks_share_allocations_that_waste_little(sizes: list[int], expected: list[int]) -> None:
